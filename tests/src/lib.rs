@@ -1,0 +1,1 @@
+//! Placeholder crate root, filled by the first change to this crate.

@@ -1,0 +1,175 @@
+//! Requests, replies and events.
+
+use serde::{Deserialize, Serialize};
+
+use crate::spec::MachineSpec;
+
+/// One request of the manager.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Chosen by the manager, repeated in the reply.
+    pub id: u64,
+    /// What to do.
+    pub op: Op,
+}
+
+/// The operations of a machine's life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Op {
+    /// Build the machine; its vCPUs do not run yet. Legal once, first.
+    Create(Box<MachineSpec>),
+    /// Let the vCPUs run for the first time.
+    Start {},
+    /// Stop all vCPUs and quiesce all devices; answered when both are true.
+    Pause {},
+    /// Undo [`Op::Pause`].
+    Resume {},
+    /// End the machine now, without asking the guest.
+    Stop {},
+    /// Ask for the machine's state and counters. Legal always.
+    Status {},
+    /// Set the balloon's target size.
+    SetBalloon {
+        /// How much to take from the guest, in MiB.
+        target_mib: u32,
+    },
+}
+
+/// The answer to the request with the same `id`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The request's `id`.
+    pub id: u64,
+    /// How it went.
+    pub result: ResultBody,
+}
+
+/// How a request went.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResultBody {
+    /// Done; nothing to tell.
+    Done,
+    /// Answer to [`Op::Status`].
+    Status(VmStatus),
+    /// Refused or failed; the machine is as it was unless an exit event says otherwise.
+    Error(ErrorBody),
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorBody {
+    /// For programs.
+    pub kind: ErrorKind,
+    /// For people: one line that names the thing and the remedy.
+    pub message: String,
+}
+
+/// Classes of failure a manager acts upon; each maps to its own exit code of the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The request is not legal in the machine's present state.
+    State,
+    /// The packet or a value in the spec is not valid.
+    BadRequest,
+    /// The kernel file is not a kernel this VMM can load, or it is truncated.
+    Kernel,
+    /// The initrd cannot be loaded.
+    Initrd,
+    /// The guest has too little memory for what has to be loaded.
+    Memory,
+    /// The command line is too long or not ASCII.
+    Cmdline,
+    /// A disk's backing file cannot be used.
+    Disk,
+    /// The vsock sockets cannot be used.
+    Vsock,
+    /// /dev/kvm is absent, not permitted, or lacks something needed.
+    Kvm,
+    /// Any other failure of the host.
+    Host,
+}
+
+/// Something that happened in the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// What happened.
+    pub event: EventBody,
+}
+
+/// Kinds of events.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventBody {
+    /// The machine ended; it is the last packet before the VMM closes the socket and exits.
+    Exited {
+        /// Why it ended.
+        reason: ExitReason,
+    },
+    /// The guest's kernel announced a panic; an `exited` event follows.
+    Panicked {},
+}
+
+/// Why a machine ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExitReason {
+    /// The guest powered itself off.
+    PowerOff,
+    /// The guest reset itself. A microVM is not restarted in place.
+    Reset,
+    /// The guest's kernel panicked.
+    Panic,
+    /// The manager asked, its socket closed, or a signal asked.
+    Stopped,
+    /// The VMM cannot go on; `message` says why.
+    Failed {
+        /// One line for people.
+        message: String,
+    },
+}
+
+/// States of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VmState {
+    /// No machine was made yet.
+    Empty,
+    /// Built, never run.
+    Created,
+    /// The vCPUs run.
+    Running,
+    /// The vCPUs are stopped and the devices are quiet.
+    Paused,
+    /// It ended.
+    Exited,
+}
+
+/// A machine's state and counters.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmStatus {
+    /// The state.
+    pub state: VmState,
+    /// vCPU exits to the VMM so far, all vCPUs together.
+    pub exits: u64,
+    /// The balloon's present size in MiB, as the guest reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balloon_mib: Option<u32>,
+    /// Guest memory statistics from the balloon, in bytes, by the names of the virtio
+    /// specification in lower case (`free_memory`, `total_memory`, ...).
+    #[serde(default, skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+    pub memory_stats: std::collections::BTreeMap<String, u64>,
+}
+
+/// What a manager may read from the socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Incoming {
+    /// An answer.
+    Reply(Reply),
+    /// News.
+    Event(Event),
+}

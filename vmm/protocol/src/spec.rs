@@ -1,0 +1,92 @@
+//! What a machine is made of, as it travels over the control socket.
+//!
+//! These are wire types: the VMM converts them to its own internal form and checks every value
+//! there. A newer manager may add fields with defaults; unknown fields are refused, so that a
+//! wish the VMM does not know is never silently dropped.
+
+use serde::{Deserialize, Serialize};
+
+/// Position of a descriptor among those passed with the packet, from 0.
+pub type FdIndex = u32;
+
+/// Everything needed to build one machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineSpec {
+    /// Number of vCPUs, 1 to 8.
+    pub vcpus: u8,
+    /// Guest RAM in MiB, from 64; above 3,072 the rest is placed over the 4 GiB line.
+    pub memory_mib: u32,
+    /// The kernel image: an ELF `vmlinux` or a `bzImage`, open for reading.
+    pub kernel: FdIndex,
+    /// An initial RAM disk, open for reading.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initrd: Option<FdIndex>,
+    /// Kernel command line as the user wants it; the VMM adds nothing to it.
+    pub cmdline: String,
+    /// Block devices in the order the guest sees them (`vda`, `vdb`, ...), at most 8.
+    #[serde(default)]
+    pub disks: Vec<DiskSpec>,
+    /// The vsock device, if the machine has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vsock: Option<VsockSpec>,
+    /// The serial console; without it the UART is there but its output is dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console: Option<ConsoleSpec>,
+    /// Whether a virtio entropy device is present.
+    #[serde(default)]
+    pub rng: bool,
+    /// The memory balloon, if the machine has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub balloon: Option<BalloonSpec>,
+}
+
+/// One block device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskSpec {
+    /// The backing file; opened read-write unless `read_only`.
+    pub fd: FdIndex,
+    /// Whether the guest may only read it.
+    pub read_only: bool,
+    /// What GET_ID answers, at most 20 bytes of ASCII.
+    pub serial: String,
+}
+
+/// The vsock device and its host side, a Unix socket with the hybrid convention.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VsockSpec {
+    /// The guest's context ID, from 3.
+    pub cid: u32,
+    /// A listening Unix stream socket: a host client connects and writes `CONNECT <port>\n`.
+    pub listener: FdIndex,
+    /// An `O_PATH` descriptor of the directory that holds the sockets for guest-initiated streams.
+    pub directory: FdIndex,
+    /// The socket's file name in that directory; a guest stream to host port P is connected to
+    /// `<name>_<P>`.
+    pub name: String,
+}
+
+/// Where the serial console reads and writes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConsoleSpec {
+    /// Read for console input; end of file just ends the input.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<FdIndex>,
+    /// Written with console output.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<FdIndex>,
+}
+
+/// The memory balloon.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalloonSpec {
+    /// How much the balloon takes from the guest at first, in MiB.
+    #[serde(default)]
+    pub target_mib: u32,
+    /// Whether the guest reports free pages, which are then given back to the host.
+    pub free_page_reporting: bool,
+}

@@ -1,0 +1,124 @@
+//! Virtio 1.2 devices behind the memory-mapped transport (section 4.2 of the specification).
+//!
+//! The transport handles registers, feature negotiation and the status field. Once the driver
+//! sets DRIVER_OK it hands the queues to the device with [`VirtioDevice::activate`]. From then on
+//! an I/O thread calls [`VirtioDevice::queue_event`] when the guest kicked a queue and
+//! [`VirtioDevice::host_event`] when the device's host descriptor is readable.
+//!
+//! All work on guest memory happens inside these calls, under the device's lock. Holding the lock
+//! therefore quiesces the device: that is how a machine pauses, and how a checkpoint sees queues
+//! and memory that agree.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use thiserror::Error;
+use virtio_queue::Queue;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::memory::GuestRam;
+
+/// Interrupt status bit: a queue has used buffers.
+pub const INTERRUPT_USED_RING: u32 = 1;
+/// Interrupt status bit: the configuration space changed.
+pub const INTERRUPT_CONFIG: u32 = 2;
+
+/// The interrupt line of one virtio device: the status register and the irqfd behind it.
+#[derive(Debug, Clone)]
+pub struct Interrupt {
+    status: Arc<AtomicU32>,
+    line: Arc<EventFd>,
+}
+
+impl Interrupt {
+    /// Makes a line over an eventfd that is (or will be) registered as an irqfd.
+    pub fn new(line: Arc<EventFd>) -> Self {
+        Self { status: Arc::new(AtomicU32::new(0)), line }
+    }
+
+    /// Tells the driver that buffers were used. Call it only when the queue asks for it
+    /// (`Queue::needs_notification`).
+    pub fn signal_used_ring(&self) {
+        self.signal(INTERRUPT_USED_RING);
+    }
+
+    /// Tells the driver that the configuration space changed.
+    pub fn signal_config(&self) {
+        self.signal(INTERRUPT_CONFIG);
+    }
+
+    /// The interrupt status register (`InterruptStatus`).
+    pub fn status(&self) -> u32 {
+        self.status.load(Ordering::Acquire)
+    }
+
+    /// Clears acknowledged bits (`InterruptACK`).
+    pub fn acknowledge(&self, bits: u32) {
+        self.status.fetch_and(!bits, Ordering::AcqRel);
+    }
+
+    fn signal(&self, bit: u32) {
+        self.status.fetch_or(bit, Ordering::AcqRel);
+        // The counter of an irqfd is drained by KVM; a full counter means the line is already
+        // pending, so there is nothing to lose.
+        let _ = self.line.write(1);
+    }
+}
+
+/// What a device gets when its driver is ready.
+#[derive(Debug)]
+pub struct Activation {
+    /// Guest memory, in which the queues and buffers live.
+    pub ram: Arc<GuestRam>,
+    /// The device's queues, ready and validated against guest memory, in index order.
+    pub queues: Vec<Queue>,
+    /// The device's interrupt line.
+    pub interrupt: Interrupt,
+    /// Feature bits the driver accepted, a subset of those offered.
+    pub features: u64,
+}
+
+/// Why a device could not start.
+#[derive(Debug, Error)]
+#[error("device {device} cannot be activated: {reason}")]
+pub struct ActivateError {
+    /// The device's name.
+    pub device: &'static str,
+    /// What is wrong.
+    pub reason: String,
+}
+
+/// A virtio device, without its transport.
+pub trait VirtioDevice: Send {
+    /// Name for logs and errors, such as `blk`.
+    fn name(&self) -> &'static str;
+    /// Device ID (section 5 of the specification), such as 2 for a block device.
+    fn device_id(&self) -> u32;
+    /// Feature bits offered. The transport adds VIRTIO_F_VERSION_1; rings with EVENT_IDX are the
+    /// device's own choice.
+    fn features(&self) -> u64;
+    /// Largest size of each queue, a power of two up to 1024; its length is the queue count.
+    fn queue_sizes(&self) -> &[u16];
+    /// Reads the configuration space; bytes past its end read as zero.
+    fn read_config(&self, offset: u64, data: &mut [u8]);
+    /// Writes the configuration space; writes past its end are ignored.
+    fn write_config(&mut self, offset: u64, data: &[u8]);
+    /// Takes the queues; from here on events arrive.
+    ///
+    /// # Errors
+    /// The transport then sets DEVICE_NEEDS_RESET.
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
+    /// The driver reset the device: drop the queues, close per-connection state, keep the
+    /// configuration. [`VirtioDevice::activate`] may come again.
+    fn reset(&mut self);
+    /// The guest kicked queue `index`. Must tolerate spurious calls and calls before activation.
+    fn queue_event(&mut self, index: usize);
+    /// One descriptor, fixed for the device's life, that is readable when the host side has work
+    /// (a device with many sockets gives an epoll descriptor that holds them).
+    fn host_fd(&self) -> Option<RawFd> {
+        None
+    }
+    /// [`VirtioDevice::host_fd`] is readable.
+    fn host_event(&mut self) {}
+}

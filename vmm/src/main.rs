@@ -1,0 +1,2 @@
+//! The `coppice-vmm` process.
+fn main() {}
