@@ -45,10 +45,15 @@ pub struct MachineSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSpec {
-    /// The backing file; opened read-write unless `read_only`.
+    /// The backing file; opened read-write unless `read_only` or an `overlay` is given.
     pub fd: FdIndex,
     /// Whether the guest may only read it.
     pub read_only: bool,
+    /// An empty file that takes all writes, block by block, while `fd` is only read; for a
+    /// disk that is not `read_only`. The backing file can then be shared by any number of
+    /// machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlay: Option<FdIndex>,
     /// What GET_ID answers, at most 20 bytes of ASCII.
     pub serial: String,
 }

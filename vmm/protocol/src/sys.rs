@@ -153,7 +153,9 @@ fn take_fds(header: &libc::msghdr) -> Vec<OwnedFd> {
             for index in 0..count {
                 // SAFETY: `index` is inside the record's data, as its length says; the data
                 // need not be aligned for `RawFd`.
-                let fd = unsafe { data.cast::<RawFd>().add(index).read_unaligned() };
+                let at = unsafe { data.cast::<RawFd>().add(index) };
+                // SAFETY: as above.
+                let fd = unsafe { at.read_unaligned() };
                 // SAFETY: the kernel installed this descriptor for us; nobody else owns it.
                 fds.push(unsafe { OwnedFd::from_raw_fd(fd) });
             }
