@@ -8,7 +8,10 @@
 //! vCPU. [`virtio::VirtioDevice`] is what stands behind the virtio-mmio transport, which is
 //! itself a [`BusDevice`].
 
+mod signal;
 pub mod virtio;
+
+pub use signal::{GuestSignal, GuestSignals};
 
 /// A device on the port bus or the memory bus.
 ///
