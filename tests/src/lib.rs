@@ -1,1 +1,5 @@
-//! Placeholder crate root, filled by the first change to this crate.
+//! Tests that span crates: the tree's own rules, and Linux guests driven from outside.
+//!
+//! The tests themselves are under `tests/`; this library holds what several of them share.
+
+pub mod source;

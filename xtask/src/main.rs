@@ -3,8 +3,8 @@
 //! This file holds the command line only. Each command lives in the module of its name and
 //! exposes its arguments and one `run` function, which returns the exit code of the process.
 
+mod artifacts;
 mod bench;
-mod ci;
 mod demo;
 mod kernel;
 mod lab;
@@ -40,8 +40,6 @@ enum Command {
     Rootfs(rootfs::Args),
     /// Run the benchmarks and keep their raw figures
     Bench(bench::Args),
-    /// Run what continuous integration runs, in a form that suits a local check before a push
-    CiLike(ci::Args),
 }
 
 fn main() -> ExitCode {
@@ -52,7 +50,6 @@ fn main() -> ExitCode {
         Command::Kernel(args) => kernel::run(&args),
         Command::Rootfs(args) => rootfs::run(&args),
         Command::Bench(args) => bench::run(&args),
-        Command::CiLike(args) => ci::run(&args),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("error: {error:#}");
