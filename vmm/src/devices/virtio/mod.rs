@@ -9,9 +9,11 @@
 //! therefore quiesces the device: that is how a machine pauses, and how a checkpoint sees queues
 //! and memory that agree.
 
+pub mod io_thread;
+
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use thiserror::Error;
 use virtio_queue::Queue;
@@ -24,17 +26,25 @@ pub const INTERRUPT_USED_RING: u32 = 1;
 /// Interrupt status bit: the configuration space changed.
 pub const INTERRUPT_CONFIG: u32 = 2;
 
-/// The interrupt line of one virtio device: the status register and the irqfd behind it.
+/// The interrupt line of one virtio device: the registers a device may change at any time, and
+/// the irqfd behind them.
 #[derive(Debug, Clone)]
 pub struct Interrupt {
-    status: Arc<AtomicU32>,
+    shared: Arc<Shared>,
     line: Arc<EventFd>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    status: AtomicU32,
+    config_generation: AtomicU32,
+    needs_reset: AtomicBool,
 }
 
 impl Interrupt {
     /// Makes a line over an eventfd that is (or will be) registered as an irqfd.
     pub fn new(line: Arc<EventFd>) -> Self {
-        Self { status: Arc::new(AtomicU32::new(0)), line }
+        Self { shared: Arc::default(), line }
     }
 
     /// Tells the driver that buffers were used. Call it only when the queue asks for it
@@ -43,23 +53,48 @@ impl Interrupt {
         self.signal(INTERRUPT_USED_RING);
     }
 
-    /// Tells the driver that the configuration space changed.
+    /// Tells the driver that the configuration space changed. Call it with the device's lock
+    /// still held since the change, so that no driver sees half of it with an old generation.
     pub fn signal_config(&self) {
+        self.shared.config_generation.fetch_add(1, Ordering::AcqRel);
         self.signal(INTERRUPT_CONFIG);
+    }
+
+    /// Tells the driver that the device cannot go on, such as after a ring index that makes no
+    /// sense: DEVICE_NEEDS_RESET shows in the status register until the driver resets.
+    pub fn signal_needs_reset(&self) {
+        self.shared.needs_reset.store(true, Ordering::Release);
+        self.signal_config();
     }
 
     /// The interrupt status register (`InterruptStatus`).
     pub fn status(&self) -> u32 {
-        self.status.load(Ordering::Acquire)
+        self.shared.status.load(Ordering::Acquire)
     }
 
     /// Clears acknowledged bits (`InterruptACK`).
     pub fn acknowledge(&self, bits: u32) {
-        self.status.fetch_and(!bits, Ordering::AcqRel);
+        self.shared.status.fetch_and(!bits, Ordering::AcqRel);
+    }
+
+    /// Counts the changes of the configuration space (`ConfigGeneration`); wraps around.
+    pub fn config_generation(&self) -> u32 {
+        self.shared.config_generation.load(Ordering::Acquire)
+    }
+
+    /// Whether the device asked for a reset since the last one.
+    pub fn needs_reset(&self) -> bool {
+        self.shared.needs_reset.load(Ordering::Acquire)
+    }
+
+    /// The driver reset the device: nothing is pending any more.
+    fn reset(&self) {
+        self.shared.needs_reset.store(false, Ordering::Release);
+        self.shared.status.store(0, Ordering::Release);
     }
 
     fn signal(&self, bit: u32) {
-        self.status.fetch_or(bit, Ordering::AcqRel);
+        self.shared.status.fetch_or(bit, Ordering::AcqRel);
         // The counter of an irqfd is drained by KVM; a full counter means the line is already
         // pending, so there is nothing to lose.
         let _ = self.line.write(1);
@@ -71,7 +106,8 @@ impl Interrupt {
 pub struct Activation {
     /// Guest memory, in which the queues and buffers live.
     pub ram: Arc<GuestRam>,
-    /// The device's queues, ready and validated against guest memory, in index order.
+    /// The first [`VirtioDevice::required_queues`] queues in index order: ready, validated
+    /// against guest memory, and with EVENT_IDX switched on if it was accepted.
     pub queues: Vec<Queue>,
     /// The device's interrupt line.
     pub interrupt: Interrupt,
@@ -100,6 +136,12 @@ pub trait VirtioDevice: Send {
     fn features(&self) -> u64;
     /// Largest size of each queue, a power of two up to 1024; its length is the queue count.
     fn queue_sizes(&self) -> &[u16];
+    /// How many queues, from index 0 on, the driver must have made ready before DRIVER_OK when it
+    /// accepted `features`. Others are not handed over.
+    fn required_queues(&self, features: u64) -> usize {
+        let _ = features;
+        self.queue_sizes().len()
+    }
     /// Reads the configuration space; bytes past its end read as zero.
     fn read_config(&self, offset: u64, data: &mut [u8]);
     /// Writes the configuration space; writes past its end are ignored.

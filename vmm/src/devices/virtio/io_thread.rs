@@ -1,0 +1,180 @@
+//! The thread that does the work of virtio devices: it waits for the guest's kicks and for the
+//! devices' host descriptors, and calls the devices with their locks held.
+//!
+//! One thread serves any number of devices. A device whose host side may be slow, such as a disk,
+//! gets a thread of its own so that it stalls no other. Whoever takes a device's lock has it
+//! quiet: the thread then waits at that lock.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use event_manager::{
+    EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps as _,
+};
+use thiserror::Error;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::VirtioDevice;
+
+/// Enough for the deepest call of a device, in bytes; only pages touched cost memory.
+const STACK_SIZE: usize = 256 * 1024;
+
+/// Ready descriptors taken per wait; more wait for the next round.
+const READY_EVENTS: usize = 16;
+
+/// The number that marks an event of a host descriptor; queues have their index.
+const HOST_EVENT: u32 = u32::MAX;
+
+/// Why an I/O thread could not start.
+#[derive(Debug, Error)]
+pub enum IoThreadError {
+    /// The process is out of descriptors or watches.
+    #[error("the I/O thread {name} cannot watch its events")]
+    Watch {
+        /// The thread's name.
+        name: String,
+        /// What the event manager says.
+        #[source]
+        source: event_manager::Error,
+    },
+    /// The thread or its stop event could not be made.
+    #[error("the I/O thread {name} cannot be started")]
+    Start {
+        /// The thread's name.
+        name: String,
+        /// What the kernel says.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// One device and the events that drive it.
+pub struct Source {
+    /// The device; shared with its transport.
+    pub device: Arc<Mutex<dyn VirtioDevice>>,
+    /// For each queue in index order, the non-blocking eventfd that is written when the guest
+    /// kicks it (an ioeventfd on QueueNotify). There may be fewer than queues.
+    pub queue_events: Vec<EventFd>,
+}
+
+/// A running I/O thread. Dropping it stops the thread and waits for its end.
+#[derive(Debug)]
+pub struct IoThread {
+    stop: EventFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl IoThread {
+    /// Starts a thread that serves `sources`. `name` is shown by the kernel, up to 15 bytes.
+    ///
+    /// All descriptors are watched when this returns, so no kick is missed.
+    ///
+    /// # Errors
+    /// [`IoThreadError`] when the process is out of descriptors, memory or threads, or when a
+    /// descriptor is given twice.
+    pub fn spawn(name: &str, sources: Vec<Source>) -> Result<Self, IoThreadError> {
+        let start_error = |source| IoThreadError::Start { name: name.to_owned(), source };
+        let watch_error = |source| IoThreadError::Watch { name: name.to_owned(), source };
+
+        let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(start_error)?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let mut subscribers = vec![Subscriber::Stop {
+            event: stop.try_clone().map_err(start_error)?,
+            stopping: Arc::clone(&stopping),
+        }];
+        subscribers.extend(sources.into_iter().map(Subscriber::Device));
+
+        let mut events = EventManager::new_with_capacity(READY_EVENTS).map_err(watch_error)?;
+        for subscriber in subscribers {
+            let watched = subscriber.watched();
+            let id = events.add_subscriber(subscriber);
+            let mut ops = events.event_ops(id).map_err(watch_error)?;
+            for (fd, data) in watched {
+                ops.add(Events::with_data_raw(fd, data, EventSet::IN)).map_err(watch_error)?;
+            }
+        }
+
+        let thread = Builder::new()
+            .name(name.to_owned())
+            .stack_size(STACK_SIZE)
+            .spawn(move || run(&mut events, &stopping))
+            .map_err(start_error)?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for IoThread {
+    fn drop(&mut self) {
+        // A write can only fail when the counter is full, and then the thread has been told.
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("an I/O thread ended with a panic");
+        }
+    }
+}
+
+fn run(events: &mut EventManager<Subscriber>, stopping: &AtomicBool) {
+    while !stopping.load(Ordering::Acquire) {
+        if let Err(error) = events.run() {
+            // Only a descriptor closed under the thread can bring this about.
+            tracing::error!(%error, "an I/O thread cannot wait for events any more");
+            return;
+        }
+    }
+}
+
+/// The device, whatever a panic in another thread left; its own state checks hold regardless.
+fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+enum Subscriber {
+    Stop { event: EventFd, stopping: Arc<AtomicBool> },
+    Device(Source),
+}
+
+impl Subscriber {
+    /// The descriptors to watch and the number that comes with each one's events.
+    fn watched(&self) -> Vec<(RawFd, u32)> {
+        match self {
+            Self::Stop { event, .. } => vec![(event.as_raw_fd(), 0)],
+            Self::Device(source) => {
+                let queues = source.queue_events.iter().map(AsRawFd::as_raw_fd).zip(0..);
+                let host = lock(&source.device).host_fd().map(|fd| (fd, HOST_EVENT));
+                queues.chain(host).collect()
+            }
+        }
+    }
+}
+
+impl MutEventSubscriber for Subscriber {
+    /// Registration happens in [`IoThread::spawn`], which can report a failure.
+    fn init(&mut self, _ops: &mut EventOps) {}
+
+    fn process(&mut self, events: Events, _ops: &mut EventOps) {
+        match self {
+            Self::Stop { stopping, .. } => stopping.store(true, Ordering::Release),
+            Self::Device(source) if events.data() == HOST_EVENT => {
+                lock(&source.device).host_event();
+            }
+            Self::Device(source) => {
+                let Ok(index) = usize::try_from(events.data()) else { return };
+                let mut device = lock(&source.device);
+                // Drained under the lock, so that a quiet device has a kick either in its
+                // eventfd or behind it, never in between.
+                let kicked = source.queue_events.get(index).is_some_and(|e| e.read().is_ok());
+                if kicked {
+                    device.queue_event(index);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
