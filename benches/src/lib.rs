@@ -1,1 +1,11 @@
-//! Placeholder crate root, filled by the first change to this crate.
+//! Benchmarks of Coppice and of peers beside it. They measure and assert nothing.
+//!
+//! The measuring program `coppice-bench` runs on the machine whose `/dev/kvm` boots Linux (this
+//! host or the nested lab); `cargo xtask bench` takes it there. Peers get the same kernel, root
+//! file system, memory and vCPUs, are driven by their public interfaces, and alternate with
+//! Coppice sample by sample.
+
+pub mod boot;
+pub mod machine;
+pub mod observe;
+pub mod stats;

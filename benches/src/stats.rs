@@ -1,0 +1,48 @@
+//! Percentiles of small samples.
+
+use serde::Serialize;
+
+/// Summary of one measured quantity.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Median.
+    pub p50: f64,
+    /// 95th percentile (nearest rank).
+    pub p95: f64,
+    /// Number of samples.
+    pub n: usize,
+}
+
+/// Summarises samples; `None` without any.
+pub fn summarise(samples: &[f64]) -> Option<Summary> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    Some(Summary { p50: rank(&sorted, 50)?, p95: rank(&sorted, 95)?, n: sorted.len() })
+}
+
+/// Nearest-rank percentile of sorted samples; `percent` from 1 to 100.
+fn rank(sorted: &[f64], percent: usize) -> Option<f64> {
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_rank_takes_real_samples() {
+        let samples: Vec<f64> = (1..=20).rev().map(f64::from).collect();
+        assert_eq!(summarise(&samples), Some(Summary { p50: 10.0, p95: 19.0, n: 20 }));
+    }
+
+    #[test]
+    fn one_sample_is_every_percentile() {
+        assert_eq!(summarise(&[3.5]), Some(Summary { p50: 3.5, p95: 3.5, n: 1 }));
+    }
+
+    #[test]
+    fn no_samples_have_no_summary() {
+        assert_eq!(summarise(&[]), None);
+    }
+}
