@@ -1,1 +1,44 @@
-//! Placeholder crate root, filled by the first change to this crate.
+//! Wire types between the host and the agent inside a guest.
+//!
+//! The agent listens on two vsock ports. [`ENVD_PORT`] speaks envd's protocol as the E2B SDKs know
+//! it: HTTP/1.1 with the Connect protocol for `process.Process` and plain HTTP for files.
+//! [`CONTROL_PORT`] is private to the manager: HTTP with small JSON bodies. Once both serve, the
+//! agent connects to [`READY_PORT`] of the host and writes one [`ReadyLine`].
+//!
+//! This crate is a leaf: the manager and the agent use it, and it knows neither of them. It does no
+//! input or output; it turns bytes into values and back.
+
+pub mod control;
+pub mod envelope;
+mod error;
+pub mod json;
+pub mod process;
+mod ready;
+
+pub use error::{Code, ConnectError};
+pub use ready::ReadyLine;
+
+/// Guest vsock port of the envd protocol.
+pub const ENVD_PORT: u32 = 49983;
+
+/// Guest vsock port of the private control service; see [`control`].
+pub const CONTROL_PORT: u32 = 49982;
+
+/// Host vsock port to which the agent reports that it serves; see [`ReadyLine`].
+pub const READY_PORT: u32 = 49981;
+
+/// Content type of a unary call of the Connect protocol, and of error bodies.
+pub const UNARY_CONTENT_TYPE: &str = "application/json";
+
+/// Content type of a streaming call of the Connect protocol.
+pub const STREAM_CONTENT_TYPE: &str = "application/connect+json";
+
+/// Request header (milliseconds, decimal) after which a call ends with
+/// [`Code::DeadlineExceeded`]; `Start` also kills its process.
+pub const TIMEOUT_HEADER: &str = "connect-timeout-ms";
+
+/// Request header (seconds, decimal) that sets how often an idle stream carries a keepalive.
+pub const KEEPALIVE_HEADER: &str = "keepalive-ping-interval";
+
+/// Seconds between keepalives when [`KEEPALIVE_HEADER`] is absent.
+pub const DEFAULT_KEEPALIVE_SECS: u64 = 90;

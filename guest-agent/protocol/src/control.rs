@@ -1,0 +1,119 @@
+//! Bodies of the private control service on [`crate::CONTROL_PORT`].
+//!
+//! | Call | Body | Answer |
+//! |---|---|---|
+//! | `GET /info` | | 200 [`Info`] |
+//! | `POST /shutdown` | [`Shutdown`] | 202, then the guest ends |
+//! | `POST /time` | [`SetTime`] | 204 |
+//! | `POST /identity` | [`Identity`] | 204 |
+//!
+//! Errors have a 4xx or 5xx status and the body of a [`crate::ConnectError`].
+
+use serde::{Deserialize, Serialize};
+
+use crate::json::Blob;
+
+/// What an agent says of itself and of its guest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Info {
+    /// Version of the agent.
+    pub version: String,
+    /// Release of the guest's kernel, as `uname -r` prints it.
+    pub kernel: String,
+    /// The kernel's random identity of this boot; empty when `/proc` has none.
+    pub boot_id: String,
+    /// The guest's host name.
+    pub hostname: String,
+    /// Whether the agent is the guest's init.
+    pub init: bool,
+    /// Microseconds of `CLOCK_BOOTTIME` now.
+    pub uptime_us: u64,
+    /// Microseconds of `CLOCK_BOOTTIME` when the agent's `main` began.
+    pub started_us: u64,
+    /// Microseconds of `CLOCK_BOOTTIME` when the agent listened.
+    pub listening_us: u64,
+    /// Microseconds of `CLOCK_BOOTTIME` when the agent had prepared the userland and served.
+    pub serving_us: u64,
+    /// Nanoseconds since the Unix epoch by the guest's clock.
+    pub unix_ns: u64,
+    /// Processes started through the agent that run now.
+    pub processes: u32,
+}
+
+/// How a guest ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ShutdownMode {
+    /// The machine is switched off.
+    Poweroff,
+    /// The machine is reset.
+    Reboot,
+}
+
+/// Ends the guest: processes get `SIGTERM`, then `SIGKILL`, file systems are synced and unmounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shutdown {
+    /// What happens at the end.
+    pub mode: ShutdownMode,
+    /// Milliseconds processes have between `SIGTERM` and `SIGKILL`; at most [`Self::MAX_GRACE_MS`].
+    #[serde(default = "default_grace_ms")]
+    pub grace_ms: u32,
+}
+
+impl Shutdown {
+    /// Grace when none is asked for.
+    pub const DEFAULT_GRACE_MS: u32 = 2_000;
+    /// Longer graces are cut to this.
+    pub const MAX_GRACE_MS: u32 = 60_000;
+}
+
+const fn default_grace_ms() -> u32 {
+    Shutdown::DEFAULT_GRACE_MS
+}
+
+/// Sets the guest's wall clock, which is stale after a resume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetTime {
+    /// Nanoseconds since the Unix epoch.
+    pub unix_ns: u64,
+}
+
+/// Makes a guest distinct from others of the same image. Absent fields stay as they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Identity {
+    /// New host name: 1 to 64 letters, digits, dots or hyphens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// New `/etc/machine-id`: 32 lowercase hexadecimal digits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_id: Option<String>,
+    /// 1 to [`Self::MAX_ENTROPY`] secret random bytes, base64. The kernel's generator counts them
+    /// as full entropy and reseeds before the call returns.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entropy: Option<Blob>,
+}
+
+impl Identity {
+    /// The most bytes of entropy in one call.
+    pub const MAX_ENTROPY: usize = 4_096;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shutdown_has_a_default_grace() {
+        let shutdown: Shutdown = serde_json::from_str(r#"{"mode":"poweroff"}"#).unwrap();
+        assert_eq!(shutdown, Shutdown { mode: ShutdownMode::Poweroff, grace_ms: 2_000 });
+    }
+
+    #[test]
+    fn identity_carries_entropy_as_base64() {
+        let identity = Identity { entropy: Some(Blob(vec![0, 255])), ..Identity::default() };
+        let text = serde_json::to_string(&identity).unwrap();
+        assert_eq!(text, r#"{"entropy":"AP8="}"#);
+        assert_eq!(serde_json::from_str::<Identity>(&text).unwrap(), identity);
+    }
+}
