@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
 use event_manager::{
@@ -17,7 +17,7 @@ use event_manager::{
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::VirtioDevice;
+use super::{VirtioDevice, lock};
 
 /// Enough for the deepest call of a device, in bytes; only pages touched cost memory.
 const STACK_SIZE: usize = 256 * 1024;
@@ -126,11 +126,6 @@ fn run(events: &mut EventManager<Subscriber>, stopping: &AtomicBool) {
             return;
         }
     }
-}
-
-/// The device, whatever a panic in another thread left; its own state checks hold regardless.
-fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 enum Subscriber {

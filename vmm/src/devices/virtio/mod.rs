@@ -10,10 +10,12 @@
 //! and memory that agree.
 
 pub mod io_thread;
+pub mod mmio;
+pub mod queue;
 
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thiserror::Error;
 use virtio_queue::Queue;
@@ -25,6 +27,10 @@ use crate::memory::GuestRam;
 pub const INTERRUPT_USED_RING: u32 = 1;
 /// Interrupt status bit: the configuration space changed.
 pub const INTERRUPT_CONFIG: u32 = 2;
+
+/// Feature bit VIRTIO_F_EVENT_IDX (section 2.7.10): each side says from which ring index on it
+/// wants to be told.
+pub const EVENT_IDX: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 
 /// The interrupt line of one virtio device: the registers a device may change at any time, and
 /// the irqfd behind them.
@@ -163,4 +169,10 @@ pub trait VirtioDevice: Send {
     }
     /// [`VirtioDevice::host_fd`] is readable.
     fn host_event(&mut self) {}
+}
+
+/// Takes a device's lock, whatever a panic in another thread left: devices check their own state
+/// and guest memory on every call anyway.
+fn lock(device: &Mutex<dyn VirtioDevice>) -> MutexGuard<'_, dyn VirtioDevice + 'static> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
 }

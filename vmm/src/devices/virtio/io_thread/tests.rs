@@ -105,8 +105,7 @@ fn a_descriptor_given_twice_is_refused() {
     let (seen, _receiver) = channel();
     let host = EventFd::new(EFD_NONBLOCK).unwrap();
     let device: Arc<Mutex<dyn VirtioDevice>> = Arc::new(Mutex::new(Probe { host, seen }));
-    let sources = (0..2)
-        .map(|_| Source { device: Arc::clone(&device), queue_events: Vec::new() })
-        .collect();
+    let sources =
+        (0..2).map(|_| Source { device: Arc::clone(&device), queue_events: Vec::new() }).collect();
     assert!(matches!(IoThread::spawn("test-io", sources), Err(IoThreadError::Watch { .. })));
 }
