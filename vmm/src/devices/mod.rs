@@ -8,9 +8,11 @@
 //! vCPU. [`virtio::VirtioDevice`] is what stands behind the virtio-mmio transport, which is
 //! itself a [`BusDevice`].
 
+mod bus;
 mod signal;
 pub mod virtio;
 
+pub use bus::{Bus, RangeError, SharedDevice};
 pub use signal::{GuestSignal, GuestSignals};
 
 /// A device on the port bus or the memory bus.

@@ -1,1 +1,269 @@
-//! Placeholder.
+//! vCPUs: one thread each, driven by commands.
+//!
+//! ```text
+//!            Run              Finish, or the guest ended
+//!  Paused <------> Running ------------------------------> Finished
+//!            Pause
+//! ```
+//!
+//! A vCPU starts [`State::Paused`]. The machine gives a [`Command`] and, where it matters, waits
+//! for the state that follows. What an exit means is in [`exit`]; this module only runs the loop.
+
+pub mod exit;
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use kvm_ioctls::VcpuFd;
+use thiserror::Error;
+use vm_memory::bitmap::AtomicBitmap;
+use vmm_sys_util::signal::Killable;
+
+pub use self::exit::{Buses, Ending};
+use crate::devices::GuestSignals;
+use crate::sys::kvm::{RunPage, VmWithRam};
+use crate::sys::signal::kick_signal;
+
+/// Enough for the deepest device call, with room for unoptimised builds; only the pages used
+/// cost memory.
+const STACK_SIZE: usize = 128 << 10;
+
+/// What a vCPU is told to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// Stay out of the guest.
+    Pause,
+    /// Run the guest.
+    Run,
+    /// End the thread.
+    Finish,
+}
+
+/// What a vCPU is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Out of the guest, with no I/O half done.
+    Paused,
+    /// Running the guest or serving one of its exits.
+    Running,
+    /// The thread has ended, by itself if there is an [`Ending`].
+    Finished(Option<Ending>),
+}
+
+/// Why a vCPU could not be started.
+#[derive(Debug, Error)]
+#[error("vCPU {index} cannot be started")]
+pub struct StartError {
+    /// The vCPU's number.
+    pub index: u8,
+    /// What the host said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// A running vCPU thread; dropping it ends the thread.
+pub struct Vcpu {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    control: Mutex<Control>,
+    changed: Condvar,
+    exits: AtomicU64,
+    run_page: RunPage,
+}
+
+#[derive(Debug)]
+struct Control {
+    command: Command,
+    state: State,
+}
+
+impl fmt::Debug for Vcpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vcpu").field("control", &*self.shared.lock()).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Vcpu {
+    /// Starts the thread of vCPU `index`, paused. `signals` is rung when it ends by itself.
+    ///
+    /// # Errors
+    /// When the host has no room for another thread or mapping.
+    pub fn start(
+        fd: VcpuFd,
+        index: u8,
+        vm: Arc<VmWithRam<AtomicBitmap>>,
+        buses: Arc<Buses>,
+        signals: GuestSignals,
+    ) -> Result<Self, StartError> {
+        let failed = |source| StartError { index, source };
+        let shared = Arc::new(Shared {
+            control: Mutex::new(Control { command: Command::Pause, state: State::Paused }),
+            changed: Condvar::new(),
+            exits: AtomicU64::new(0),
+            run_page: RunPage::new(&fd).map_err(failed)?,
+        });
+        let mut runner = Runner { fd, shared: Arc::clone(&shared), buses, _vm: vm, ran: false };
+        let thread = thread::Builder::new()
+            .name(format!("vcpu{index}"))
+            .stack_size(STACK_SIZE)
+            .spawn(move || {
+                let ending = runner.run();
+                let by_itself = ending.is_some();
+                runner.enter(State::Finished(ending));
+                if by_itself {
+                    signals.ring();
+                }
+            })
+            .map_err(failed)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Gives a command; returns at once.
+    pub fn command(&self, command: Command) {
+        self.shared.lock().command = command;
+        self.shared.changed.notify_all();
+        if command != Command::Run {
+            self.kick();
+        }
+    }
+
+    /// Waits until the vCPU is no longer running and tells what it is instead.
+    pub fn wait_stopped(&self) -> State {
+        let control = self.shared.lock();
+        let control = self
+            .shared
+            .changed
+            .wait_while(control, |control| control.state == State::Running)
+            .unwrap_or_else(PoisonError::into_inner);
+        control.state.clone()
+    }
+
+    /// Why the vCPU ended by itself, if it did.
+    pub fn ending(&self) -> Option<Ending> {
+        match &self.shared.lock().state {
+            State::Finished(ending) => ending.clone(),
+            State::Paused | State::Running => None,
+        }
+    }
+
+    /// Exits from the guest to this process so far.
+    pub fn exits(&self) -> u64 {
+        self.shared.exits.load(Ordering::Relaxed)
+    }
+
+    /// Gets the thread out of `KVM_RUN`, or keeps it from going in once more.
+    fn kick(&self) {
+        // The order matters, see `RunPage`.
+        self.shared.run_page.set_immediate_exit(true);
+        if let Some(thread) = &self.thread {
+            // It fails only for a thread that is gone, which needs no kick.
+            let _ = thread.kill(kick_signal());
+        }
+    }
+}
+
+impl Drop for Vcpu {
+    fn drop(&mut self) {
+        self.command(Command::Finish);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has nothing more to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread owns.
+struct Runner {
+    fd: VcpuFd,
+    shared: Arc<Shared>,
+    buses: Arc<Buses>,
+    /// Keeps guest memory mapped while the vCPU can reach it.
+    _vm: Arc<VmWithRam<AtomicBitmap>>,
+    /// Whether the guest ran before, so that the next start is a resumption.
+    ran: bool,
+}
+
+impl Runner {
+    /// Follows commands until the end.
+    fn run(&mut self) -> Option<Ending> {
+        loop {
+            match self.next_command() {
+                Command::Finish => return None,
+                Command::Pause => {}
+                Command::Run => {
+                    if let Err(ending) = self.run_guest() {
+                        return Some(ending);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sleeps while the command is to pause. The state changes under the same lock, so whoever
+    /// gives a command and then waits sees the state that follows from it.
+    fn next_command(&mut self) -> Command {
+        let mut control = self.shared.lock();
+        if control.command == Command::Pause {
+            control.state = State::Paused;
+            self.shared.changed.notify_all();
+            control = self
+                .shared
+                .changed
+                .wait_while(control, |control| control.command == Command::Pause)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if control.command == Command::Run {
+            control.state = State::Running;
+        }
+        control.command
+    }
+
+    /// Runs the guest until a kick.
+    fn run_guest(&mut self) -> Result<(), Ending> {
+        if self.ran {
+            // The guest's clock jumped while it did not run; this keeps its watchdogs quiet. A
+            // guest without a paravirtual clock has none to tell, hence no check.
+            let _ = self.fd.kvmclock_ctrl();
+        }
+        self.ran = true;
+        loop {
+            match self.fd.run() {
+                Ok(exit) => {
+                    // This thread alone writes the counter.
+                    let exits = self.shared.exits.load(Ordering::Relaxed);
+                    self.shared.exits.store(exits.wrapping_add(1), Ordering::Relaxed);
+                    let io_size = self.shared.run_page.port_io_size();
+                    exit::handle(exit, io_size, &self.buses)?;
+                }
+                Err(error) if error.errno() == libc::EINTR => {
+                    // Cleared before the command is looked at: a later kick sets it again.
+                    // KVM has completed the I/O of the last exit by now.
+                    self.shared.run_page.set_immediate_exit(false);
+                    return Ok(());
+                }
+                // A processor that waited for its start-up signal; look again.
+                Err(error) if error.errno() == libc::EAGAIN => {}
+                Err(error) => {
+                    return Err(Ending::Failed(format!("KVM cannot run the guest: {error}")));
+                }
+            }
+        }
+    }
+
+    fn enter(&self, state: State) {
+        self.shared.lock().state = state;
+        self.shared.changed.notify_all();
+    }
+}

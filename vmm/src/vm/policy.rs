@@ -1,0 +1,183 @@
+//! Which request is legal in which state: a pure function, so that it can be tested over every
+//! sequence of requests.
+
+use coppice_vmm_protocol::{Op, VmState};
+use thiserror::Error;
+
+/// A request as the policy sees it: what it does, without its details.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Build the machine.
+    Create,
+    /// Run it for the first time.
+    Start,
+    /// Stop vCPUs and devices.
+    Pause,
+    /// Run it again.
+    Resume,
+    /// End it.
+    Stop,
+    /// Look at it.
+    Status,
+    /// Change the balloon's target.
+    SetBalloon,
+}
+
+impl From<&Op> for Action {
+    fn from(op: &Op) -> Self {
+        match op {
+            Op::Create(_) => Self::Create,
+            Op::Start {} => Self::Start,
+            Op::Pause {} => Self::Pause,
+            Op::Resume {} => Self::Resume,
+            Op::Stop {} => Self::Stop,
+            Op::Status {} => Self::Status,
+            Op::SetBalloon { .. } => Self::SetBalloon,
+        }
+    }
+}
+
+/// A request that is not legal now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("{action:?} is not possible for a machine that {}; {}", describe(*.state), remedy(*.state))]
+pub struct Illegal {
+    /// What was asked for.
+    pub action: Action,
+    /// The state it was asked in.
+    pub state: VmState,
+}
+
+fn describe(state: VmState) -> &'static str {
+    match state {
+        VmState::Empty => "was not created yet",
+        VmState::Created => "was created but not started",
+        VmState::Running => "is running",
+        VmState::Paused => "is paused",
+        VmState::Exited => "has ended",
+    }
+}
+
+fn remedy(state: VmState) -> &'static str {
+    match state {
+        VmState::Empty => "create it first",
+        VmState::Created => "start or stop it first",
+        VmState::Running => "pause or stop it first",
+        VmState::Paused => "resume or stop it first",
+        VmState::Exited => "make a new one",
+    }
+}
+
+/// The state a machine is in once `action` has succeeded in `state`.
+///
+/// # Errors
+/// [`Illegal`] when the action is not possible in that state.
+pub fn next(state: VmState, action: Action) -> Result<VmState, Illegal> {
+    use VmState::{Created, Empty, Exited, Paused, Running};
+    match (state, action) {
+        (_, Action::Status) => Ok(state),
+        (Exited, _) => Err(Illegal { action, state }),
+        (Empty, Action::Create) => Ok(Created),
+        (Created, Action::Start) | (Paused, Action::Resume) => Ok(Running),
+        (Running, Action::Pause) => Ok(Paused),
+        (_, Action::Stop) => Ok(Exited),
+        (Created | Running | Paused, Action::SetBalloon) => Ok(state),
+        (Empty | Created | Running | Paused, _) => Err(Illegal { action, state }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use proptest::sample::select;
+
+    use super::*;
+
+    const ACTIONS: [Action; 7] = [
+        Action::Create,
+        Action::Start,
+        Action::Pause,
+        Action::Resume,
+        Action::Stop,
+        Action::Status,
+        Action::SetBalloon,
+    ];
+
+    /// Follows a sequence of actions from the beginning; refused ones change nothing.
+    fn follow(actions: &[Action]) -> Vec<(Action, bool, VmState)> {
+        let mut state = VmState::Empty;
+        let mut steps = Vec::new();
+        for action in actions {
+            let result = next(state, *action);
+            state = result.unwrap_or(state);
+            steps.push((*action, result.is_ok(), state));
+        }
+        steps
+    }
+
+    proptest! {
+        #[test]
+        fn vcpus_run_only_between_a_start_or_resume_and_the_next_pause_or_stop(
+            actions in proptest::collection::vec(select(&ACTIONS[..]), 0..40),
+        ) {
+            let mut running = false;
+            for (action, accepted, state) in follow(&actions) {
+                if accepted {
+                    match action {
+                        Action::Start | Action::Resume => {
+                            prop_assert!(!running);
+                            running = true;
+                        }
+                        Action::Pause => {
+                            prop_assert!(running);
+                            running = false;
+                        }
+                        Action::Stop => running = false,
+                        Action::Create | Action::Status | Action::SetBalloon => {}
+                    }
+                }
+                prop_assert_eq!(state == VmState::Running, running);
+            }
+        }
+
+        #[test]
+        fn create_start_and_stop_each_happen_at_most_once(
+            actions in proptest::collection::vec(select(&ACTIONS[..]), 0..60),
+        ) {
+            let steps = follow(&actions);
+            for once in [Action::Create, Action::Start, Action::Stop] {
+                let count = steps.iter().filter(|(a, ok, _)| *a == once && *ok).count();
+                prop_assert!(count <= 1, "{:?} was accepted {} times", once, count);
+            }
+        }
+
+        #[test]
+        fn nothing_but_status_is_accepted_after_the_end(
+            actions in proptest::collection::vec(select(&ACTIONS[..]), 0..40),
+        ) {
+            let mut ended = false;
+            for (action, accepted, state) in follow(&actions) {
+                if ended {
+                    prop_assert_eq!(accepted, action == Action::Status);
+                }
+                ended |= state == VmState::Exited;
+            }
+        }
+
+        #[test]
+        fn a_machine_that_has_not_ended_can_be_stopped(
+            actions in proptest::collection::vec(select(&ACTIONS[..]), 0..40),
+        ) {
+            let state = follow(&actions).last().map_or(VmState::Empty, |step| step.2);
+            prop_assert_eq!(next(state, Action::Stop).is_ok(), state != VmState::Exited);
+        }
+    }
+
+    #[test]
+    fn the_refusal_names_the_state_and_the_remedy() {
+        let text = next(VmState::Paused, Action::Start).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "Start is not possible for a machine that is paused; resume or stop it first"
+        );
+    }
+}
