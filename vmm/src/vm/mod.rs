@@ -1,3 +1,6 @@
 //! Placeholder.
+pub mod host;
 pub mod policy;
+pub mod probe;
 pub mod spec;
+pub mod text;

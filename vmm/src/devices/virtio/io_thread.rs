@@ -7,8 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use event_manager::{
@@ -63,8 +62,54 @@ pub struct Source {
 /// A running I/O thread. Dropping it stops the thread and waits for its end.
 #[derive(Debug)]
 pub struct IoThread {
-    stop: EventFd,
+    control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread is told between two rounds of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    Run,
+    Pause,
+    Stop,
+}
+
+/// The wish, whether the thread has met a wish to pause, and what wakes it to look.
+#[derive(Debug)]
+struct Control {
+    state: Mutex<(Wish, bool)>,
+    changed: Condvar,
+    wake: EventFd,
+}
+
+impl Control {
+    fn state(&self) -> MutexGuard<'_, (Wish, bool)> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, wish: Wish) -> MutexGuard<'_, (Wish, bool)> {
+        let mut state = self.state();
+        state.0 = wish;
+        self.changed.notify_all();
+        // A write can only fail when the counter is full, and then the thread has been told.
+        let _ = self.wake.write(1);
+        state
+    }
+
+    /// Waits while the wish is to pause; false when it is to stop.
+    fn may_run(&self) -> bool {
+        let mut state = self.state();
+        if state.0 == Wish::Pause {
+            state.1 = true;
+            self.changed.notify_all();
+            state = self
+                .changed
+                .wait_while(state, |state| state.0 == Wish::Pause)
+                .unwrap_or_else(PoisonError::into_inner);
+            state.1 = false;
+        }
+        state.0 == Wish::Run
+    }
 }
 
 impl IoThread {
@@ -79,12 +124,12 @@ impl IoThread {
         let start_error = |source| IoThreadError::Start { name: name.to_owned(), source };
         let watch_error = |source| IoThreadError::Watch { name: name.to_owned(), source };
 
-        let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(start_error)?;
-        let stopping = Arc::new(AtomicBool::new(false));
-        let mut subscribers = vec![Subscriber::Stop {
-            event: stop.try_clone().map_err(start_error)?,
-            stopping: Arc::clone(&stopping),
-        }];
+        let control = Arc::new(Control {
+            state: Mutex::new((Wish::Run, false)),
+            changed: Condvar::new(),
+            wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(start_error)?,
+        });
+        let mut subscribers = vec![Subscriber::Wake(Arc::clone(&control))];
         subscribers.extend(sources.into_iter().map(Subscriber::Device));
 
         let mut events = EventManager::new_with_capacity(READY_EVENTS).map_err(watch_error)?;
@@ -97,19 +142,36 @@ impl IoThread {
             }
         }
 
+        let followed = Arc::clone(&control);
         let thread = Builder::new()
             .name(name.to_owned())
             .stack_size(STACK_SIZE)
-            .spawn(move || run(&mut events, &stopping))
+            .spawn(move || run(&mut events, &followed))
             .map_err(start_error)?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { control, thread: Some(thread) })
+    }
+
+    /// Lets the work at hand finish and starts no more until [`IoThread::resume`]. Kicks and host
+    /// events that arrive meanwhile are kept.
+    pub fn pause(&self) {
+        let state = self.control.tell(Wish::Pause);
+        drop(
+            self.control
+                .changed
+                .wait_while(state, |state| !state.1)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+
+    /// Undoes [`IoThread::pause`].
+    pub fn resume(&self) {
+        drop(self.control.tell(Wish::Run));
     }
 }
 
 impl Drop for IoThread {
     fn drop(&mut self) {
-        // A write can only fail when the counter is full, and then the thread has been told.
-        let _ = self.stop.write(1);
+        drop(self.control.tell(Wish::Stop));
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -118,18 +180,21 @@ impl Drop for IoThread {
     }
 }
 
-fn run(events: &mut EventManager<Subscriber>, stopping: &AtomicBool) {
-    while !stopping.load(Ordering::Acquire) {
+fn run(events: &mut EventManager<Subscriber>, control: &Control) {
+    while control.may_run() {
         if let Err(error) = events.run() {
             // Only a descriptor closed under the thread can bring this about.
             tracing::error!(%error, "an I/O thread cannot wait for events any more");
-            return;
+            break;
         }
     }
+    // A thread that ended is as quiet as one that pauses.
+    control.state().1 = true;
+    control.changed.notify_all();
 }
 
 enum Subscriber {
-    Stop { event: EventFd, stopping: Arc<AtomicBool> },
+    Wake(Arc<Control>),
     Device(Source),
 }
 
@@ -137,7 +202,7 @@ impl Subscriber {
     /// The descriptors to watch and the number that comes with each one's events.
     fn watched(&self) -> Vec<(RawFd, u32)> {
         match self {
-            Self::Stop { event, .. } => vec![(event.as_raw_fd(), 0)],
+            Self::Wake(control) => vec![(control.wake.as_raw_fd(), 0)],
             Self::Device(source) => {
                 let queues = source.queue_events.iter().map(AsRawFd::as_raw_fd).zip(0..);
                 let host = lock(&source.device).host_fd().map(|fd| (fd, HOST_EVENT));
@@ -153,7 +218,10 @@ impl MutEventSubscriber for Subscriber {
 
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
         match self {
-            Self::Stop { stopping, .. } => stopping.store(true, Ordering::Release),
+            Self::Wake(control) => {
+                // The wish is looked at after this round; an empty counter was woken for before.
+                let _ = control.wake.read();
+            }
             Self::Device(source) if events.data() == HOST_EVENT => {
                 lock(&source.device).host_event();
             }

@@ -92,6 +92,26 @@ fn a_taken_lock_keeps_the_device_quiet_and_loses_no_kick() {
 }
 
 #[test]
+fn a_paused_thread_keeps_kicks_for_later() {
+    let fixture = fixture();
+    fixture.thread.pause();
+    fixture.kicks[0].write(1).unwrap();
+    fixture.host.write(1).unwrap();
+    assert!(fixture.seen.try_recv().is_err());
+    fixture.thread.resume();
+    let mut seen = [fixture.seen.recv().unwrap(), fixture.seen.recv().unwrap()];
+    seen.sort_by_key(|event| matches!(event, Seen::Host));
+    assert_eq!(seen, [Seen::Queue(0), Seen::Host]);
+}
+
+#[test]
+fn a_paused_thread_can_be_dropped() {
+    let fixture = fixture();
+    fixture.thread.pause();
+    drop(fixture.thread);
+}
+
+#[test]
 fn dropping_joins_and_lets_go_of_the_device() {
     let fixture = fixture();
     let device = Arc::downgrade(&fixture.device);
