@@ -5,9 +5,13 @@
 
 mod artifacts;
 mod bench;
+mod cache;
+mod command;
 mod demo;
 mod kernel;
 mod lab;
+mod packages;
+mod progress;
 mod rootfs;
 mod test;
 
