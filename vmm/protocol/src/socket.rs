@@ -35,13 +35,12 @@ pub enum SocketError {
 #[derive(Debug)]
 pub struct ControlSocket {
     fd: OwnedFd,
-    buffer: Vec<u8>,
 }
 
 impl ControlSocket {
     /// Takes over a connected `SOCK_SEQPACKET` Unix socket.
     pub fn new(fd: OwnedFd) -> Self {
-        Self { fd, buffer: Vec::new() }
+        Self { fd }
     }
 
     /// Makes a connected pair; both ends are close-on-exec.
@@ -76,19 +75,19 @@ impl ControlSocket {
     /// [`SocketError::Closed`] at the end of the connection, [`SocketError::Json`] for a packet
     /// that is not a `T` (its descriptors are closed; the connection stays usable).
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<(T, Vec<OwnedFd>), SocketError> {
-        self.buffer.resize(MAX_PACKET, 0);
-        let received = match sys::receive_with_fds(self.fd.as_raw_fd(), &mut self.buffer, MAX_FDS) {
-            Ok(received) => received,
-            Err(e) if is_gone(&e) => return Err(SocketError::Closed),
-            Err(e) => return Err(SocketError::Io(e)),
-        };
+        let failed = |e| if is_gone(&e) { SocketError::Closed } else { SocketError::Io(e) };
+        // Packets are short and rare, so each gets just the room it needs, for just as long.
+        let len = sys::next_packet_len(self.fd.as_raw_fd()).map_err(failed)?;
+        let mut buffer = vec![0; len.min(MAX_PACKET)];
+        let received =
+            sys::receive_with_fds(self.fd.as_raw_fd(), &mut buffer, MAX_FDS).map_err(failed)?;
         if received.truncated {
             return Err(SocketError::TooLong);
         }
         if received.len == 0 {
             return Err(SocketError::Closed);
         }
-        let bytes = self.buffer.get(..received.len).ok_or(SocketError::TooLong)?;
+        let bytes = buffer.get(..received.len).ok_or(SocketError::TooLong)?;
         let value = serde_json::from_slice(bytes).map_err(SocketError::Json)?;
         Ok((value, received.fds))
     }
@@ -148,6 +147,14 @@ mod tests {
             b.send(&Request { id: 1, op: Op::Stop {} }, &[]),
             Err(SocketError::Closed)
         ));
+    }
+
+    #[test]
+    fn a_packet_over_the_limit_is_refused_by_the_receiver() {
+        let (a, mut b) = ControlSocket::pair().unwrap();
+        let long = vec![b' '; MAX_PACKET + 1];
+        sys::send_with_fds(a.as_raw_fd(), &long, &[]).unwrap();
+        assert!(matches!(b.receive::<Request>(), Err(SocketError::TooLong)));
     }
 
     #[test]

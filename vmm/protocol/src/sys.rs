@@ -108,6 +108,23 @@ fn put_fds(header: &libc::msghdr, fds: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
+/// Waits for a packet, unless the socket does not wait, and gives its length without taking it;
+/// 0 at the end of the connection.
+pub(crate) fn next_packet_len(socket: RawFd) -> io::Result<usize> {
+    loop {
+        let flags = libc::MSG_PEEK | libc::MSG_TRUNC;
+        // SAFETY: a buffer of length zero is never written.
+        let ret = unsafe { libc::recv(socket, std::ptr::null_mut(), 0, flags) };
+        if let Ok(len) = usize::try_from(ret) {
+            return Ok(len);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
 /// Receives one packet into `buffer`, with at most `max_fds` descriptors.
 pub(crate) fn receive_with_fds(
     socket: RawFd,
