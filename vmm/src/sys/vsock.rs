@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use vm_memory::VolatileSlice;
-use vm_memory::bitmap::{Bitmap, BitmapSlice};
+use vm_memory::bitmap::BitmapSlice;
 
 /// Most pieces of guest memory moved by one call; further ones are left out.
 pub const MAX_SLICES: usize = 32;
@@ -131,8 +131,7 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let len = libc::socklen_t::try_from(size_of::<libc::sockaddr_un>())
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: the address is a live sockaddr_un of the length given.
-    let result =
-        unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) };
+    let result = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), len) };
     if result < 0 {
         return Err(io::Error::last_os_error());
     }

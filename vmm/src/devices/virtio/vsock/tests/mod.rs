@@ -1,0 +1,5 @@
+//! The device as a whole: real Unix sockets on one side, a test driver on real queues on the
+//! other.
+
+mod driver;
+mod single;
