@@ -1,1 +1,18 @@
-//! Placeholder.
+//! Runs sandboxes, each a microVM of its own, and speaks with the agents in them.
+//!
+//! ```text
+//! sandbox -> { vmm, agent, image, workdir }      home, failure: leaves
+//! ```
+//!
+//! `vmm` starts a `coppice-vmm` process and asks it things; `agent` speaks with the guest;
+//! `sandbox` puts the two together with files and sockets. Nothing here touches KVM. The code
+//! runs on a single-threaded tokio runtime; a sandbox costs a few descriptors and one buffer.
+
+pub mod agent;
+pub mod failure;
+pub mod home;
+pub mod image;
+pub mod sandbox;
+mod sys;
+pub mod vmm;
+pub mod workdir;

@@ -1,0 +1,216 @@
+//! The files, sockets and settings a machine is built from, opened and checked before its VMM
+//! is started.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use coppice_vmm_protocol::{ConsoleSpec, DiskSpec, MachineSpec, VsockSpec};
+use rustix::fs::{Mode, OFlags, open, statvfs};
+
+use super::{Config, Error, MIN_MEMORY_MIB, VSOCK_NAME};
+use crate::image::{self, Format};
+use crate::vmm::Passed;
+
+/// Kernel parameters for every guest: a console that tells of errors only, an end instead of a
+/// hang when the kernel panics, and no probing for what these machines do not have.
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t no_timer_check tsc=reliable \
+                       8250.nr_uarts=1 cryptomgr.notests";
+/// Path of the agent in our images.
+const INIT: &str = "/sbin/init";
+/// The guest's context ID. Each machine's vsock is its own, so all can have the same.
+const CID: u32 = 3;
+/// Least free space for what a guest writes, in bytes.
+const MIN_FREE: u64 = 16 << 20;
+/// Where what a guest writes goes when the directory asked for cannot take it.
+const FALLBACK_SCRATCH: &str = "/var/tmp";
+
+/// The parts gathered so far.
+#[derive(Debug)]
+pub(super) struct Parts {
+    spec: MachineSpec,
+    passed: Passed,
+    names: Names,
+}
+
+/// What the parts are called, for error messages.
+#[derive(Debug, Clone)]
+pub(super) struct Names {
+    pub(super) kernel: PathBuf,
+    pub(super) image: PathBuf,
+    pub(super) memory_mib: u32,
+}
+
+impl Parts {
+    /// Opens the kernel and the image.
+    pub(super) fn open(config: &Config) -> Result<Self, Error> {
+        if config.memory_mib < MIN_MEMORY_MIB {
+            return Err(Error::Memory { mib: config.memory_mib });
+        }
+        let mut passed = Passed::default();
+        let kernel = open_regular(&config.kernel)
+            .map_err(|source| Error::Kernel { path: config.kernel.clone(), source })?;
+        let kernel = passed.add(kernel).map_err(Error::Socket)?;
+        let image = open_regular(&config.image)
+            .map_err(|source| Error::ImageOpen { path: config.image.clone(), source })?;
+        let format = image::inspect(&image)
+            .map_err(|source| Error::Image { path: config.image.clone(), source })?;
+        let image = passed.add(image).map_err(Error::Socket)?;
+        let disk =
+            |read_only| DiskSpec { fd: image, read_only, overlay: None, serial: "root".into() };
+        let (initrd, disks) = match format {
+            Format::Cpio => (Some(image), Vec::new()),
+            Format::Ext4 => (None, vec![disk(false)]),
+            Format::Erofs => (None, vec![disk(true)]),
+        };
+        let spec = MachineSpec {
+            vcpus: config.vcpus,
+            memory_mib: config.memory_mib,
+            kernel,
+            initrd,
+            cmdline: cmdline(format, config.append.as_deref()),
+            disks,
+            vsock: None,
+            console: None,
+            rng: true,
+            balloon: None,
+        };
+        let names = Names {
+            kernel: config.kernel.clone(),
+            image: config.image.clone(),
+            memory_mib: config.memory_mib,
+        };
+        Ok(Self { spec, passed, names })
+    }
+
+    /// Adds the file that takes the guest's writes, for a disk that can be written.
+    pub(super) fn add_overlay(&mut self, scratch: &Path, work: &Path) -> Result<(), Error> {
+        for disk in self.spec.disks.iter_mut().filter(|disk| !disk.read_only) {
+            let file = nameless_file(&[scratch, Path::new(FALLBACK_SCRATCH), work])?;
+            disk.overlay = Some(self.passed.add(file).map_err(Error::Socket)?);
+        }
+        Ok(())
+    }
+
+    /// Binds the socket of the guest's vsock.
+    pub(super) fn add_vsock(&mut self, socket: &Path, directory: OwnedFd) -> Result<(), Error> {
+        let listener = UnixListener::bind(socket).map_err(Error::Socket)?;
+        self.spec.vsock = Some(VsockSpec {
+            cid: CID,
+            listener: self.passed.add(listener).map_err(Error::Socket)?,
+            directory: self.passed.add(directory).map_err(Error::Socket)?,
+            name: VSOCK_NAME.into(),
+        });
+        Ok(())
+    }
+
+    /// Adds where the serial console's output goes.
+    pub(super) fn add_console(&mut self, output: OwnedFd) -> Result<(), Error> {
+        let output = Some(self.passed.add(output).map_err(Error::Socket)?);
+        self.spec.console = Some(ConsoleSpec { input: None, output });
+        Ok(())
+    }
+
+    /// What the parts are called.
+    pub(super) fn names(&self) -> Names {
+        self.names.clone()
+    }
+
+    /// The spec and its descriptors.
+    pub(super) fn finish(self) -> (MachineSpec, Passed) {
+        (self.spec, self.passed)
+    }
+}
+
+/// Opens a regular file; anything else (a directory, a pipe that would block) is refused.
+fn open_regular(path: &Path) -> io::Result<File> {
+    let file: File =
+        open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?.into();
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"))
+    }
+}
+
+fn cmdline(format: Format, append: Option<&str>) -> String {
+    let root = match format {
+        Format::Ext4 => format!("root=/dev/vda rootfstype=ext4 rw init={INIT}"),
+        Format::Erofs => format!("root=/dev/vda rootfstype=erofs ro init={INIT}"),
+        Format::Cpio => format!("rdinit={INIT}"),
+    };
+    match append {
+        Some(append) => format!("{CMDLINE} {root} {append}"),
+        None => format!("{CMDLINE} {root}"),
+    }
+}
+
+/// Makes a file without a name in the first of the directories that can hold one.
+fn nameless_file(directories: &[&Path]) -> Result<OwnedFd, Error> {
+    let mut first_error = None;
+    for directory in directories {
+        match try_nameless_file(directory) {
+            Ok(file) => return Ok(file),
+            Err(error @ Error::NoSpace { .. }) => return Err(error),
+            Err(error) => first_error = first_error.or(Some(error)),
+        }
+    }
+    Err(first_error.unwrap_or(Error::Socket(io::Error::from(io::ErrorKind::NotFound))))
+}
+
+fn try_nameless_file(directory: &Path) -> Result<OwnedFd, Error> {
+    let error =
+        |source: rustix::io::Errno| Error::scratch(directory.to_owned(), io::Error::from(source));
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = open(directory, flags, Mode::RUSR | Mode::WUSR).map_err(error)?;
+    let space = statvfs(directory).map_err(error)?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if free < MIN_FREE {
+        return Err(Error::NoSpace { directory: directory.to_owned() });
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_directory_that_can_hold_it_takes_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        nameless_file(&[&missing, dir.path()]).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn the_error_is_about_the_directory_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        let error = nameless_file(&[&missing, &dir.path().join("other")]).unwrap_err();
+        assert!(error.to_string().contains(missing.to_str().unwrap()), "{error}");
+    }
+
+    #[test]
+    fn a_pipe_is_not_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &fifo,
+            rustix::fs::FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        open_regular(&fifo).unwrap_err();
+    }
+
+    #[test]
+    fn what_the_user_appends_comes_last() {
+        assert!(cmdline(Format::Ext4, Some("quiet=no a")).ends_with(" quiet=no a"));
+        assert!(cmdline(Format::Cpio, None).contains("rdinit="));
+    }
+}

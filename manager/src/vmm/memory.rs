@@ -1,0 +1,87 @@
+//! What a VMM process takes from the host, with the guest's RAM left out.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+
+/// `VmFlags` of a mapping that core dumps leave out, as the VMM asks for guest RAM and nothing else.
+const NOT_DUMPED: &str = "dd";
+/// `VmFlags` of the kernel's own pages (vDSO data and the like), which dumps leave out as well.
+const KERNEL_PAGES: [&str; 2] = ["io", "pf"];
+
+/// Memory of one VMM process, in KiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Proportional set size of everything but guest RAM.
+    pub pss_kib: u64,
+    /// Proportional set size of guest RAM: what the guest has touched and does not share.
+    pub guest_pss_kib: u64,
+}
+
+/// Sums the mappings of a process.
+pub(super) fn of_process(pid: u32) -> io::Result<MemoryUse> {
+    sum(BufReader::new(File::open(format!("/proc/{pid}/smaps"))?))
+}
+
+/// Sums the mappings in the text of a `/proc/PID/smaps` (proc_pid_smaps(5)), where the flags are
+/// each mapping's last line.
+fn sum(text: impl BufRead) -> io::Result<MemoryUse> {
+    let mut total = MemoryUse::default();
+    let mut pss = 0u64;
+    for line in text.lines() {
+        let line = line?;
+        if let Some(rest) = line.strip_prefix("Pss:") {
+            let kib = rest.trim().strip_suffix("kB").map(str::trim).and_then(|n| n.parse().ok());
+            pss = kib.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        } else if let Some(flags) = line.strip_prefix("VmFlags:") {
+            let part =
+                if is_guest_ram(flags) { &mut total.guest_pss_kib } else { &mut total.pss_kib };
+            *part = part.saturating_add(std::mem::take(&mut pss));
+        }
+    }
+    Ok(total)
+}
+
+fn is_guest_ram(flags: &str) -> bool {
+    let has = |wanted: &str| flags.split_whitespace().any(|flag| flag == wanted);
+    has(NOT_DUMPED) && !KERNEL_PAGES.into_iter().any(has)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7f0000000000-7f0008000000 rw-p 00000000 00:00 0
+Size:             131072 kB
+Pss:               40000 kB
+Pss_Dirty:         40000 kB
+VmFlags: rd wr mr mw me ac nr dd 
+7f1000000000-7f1000021000 rw-p 00000000 00:00 0          [heap]
+Size:                132 kB
+Pss:                 100 kB
+Pss_Anon:            100 kB
+VmFlags: rd wr mr mw me ac 
+7f2000000000-7f2000001000 r-xp 00000000 00:00 0          /usr/bin/coppice-vmm
+Pss:                  28 kB
+VmFlags: rd ex mr mw me 
+7ffd00000000-7ffd00004000 r--p 00000000 00:00 0          [vvar]
+Pss:                   4 kB
+VmFlags: rd mr pf io de dd 
+";
+
+    #[test]
+    fn guest_ram_is_told_apart_from_the_rest() {
+        let use_ = sum(SMAPS.as_bytes()).unwrap();
+        assert_eq!(use_, MemoryUse { pss_kib: 132, guest_pss_kib: 40_000 });
+    }
+
+    #[test]
+    fn our_own_process_can_be_read() {
+        assert!(of_process(std::process::id()).unwrap().pss_kib > 0);
+    }
+
+    #[test]
+    fn a_figure_that_is_none_is_an_error() {
+        assert!(sum("1-2 r--p\nPss: many kB\n".as_bytes()).is_err());
+    }
+}

@@ -1,0 +1,247 @@
+//! One `coppice-vmm` process: starting it, asking it, hearing from it, ending it.
+//!
+//! A background task owns the process and the control socket. [`Vmm`] is the handle to it: when
+//! the handle is dropped the task closes the socket, which ends the machine, and reaps the
+//! process. The same happens, without the task, when the manager dies: the kernel closes the
+//! socket.
+
+mod driver;
+mod memory;
+mod spawn;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use coppice_vmm_protocol::{
+    ErrorBody, ErrorKind, ExitReason, FdIndex, MachineSpec, Op, ResultBody, SocketError, VmStatus,
+};
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+
+use driver::Command;
+pub use memory::MemoryUse;
+pub use spawn::locate;
+
+/// Longest time a VMM may take to answer; reading a large kernel from a cold disk is the slowest.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Failures of a VMM process and of requests to it.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The program is not there or cannot be started.
+    #[error("the VMM program {} cannot be started", path.display())]
+    Spawn {
+        /// The program.
+        path: PathBuf,
+        /// What failed.
+        #[source]
+        source: io::Error,
+    },
+    /// The control socket could not be made.
+    #[error("the VMM's control socket cannot be set up")]
+    Socket(#[source] SocketError),
+    /// The process's life cannot be followed.
+    #[error("the VMM process cannot be watched")]
+    Watch(#[source] io::Error),
+    /// The VMM said no.
+    #[error("{}", .0.message)]
+    Refused(ErrorBody),
+    /// The VMM is gone.
+    #[error("the VMM ended before it answered{}", stderr_part(.0))]
+    Ended(End),
+    /// The VMM runs but does not answer.
+    #[error("the VMM did not answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// The VMM ended by a failure of its own.
+    #[error("{0}")]
+    Failed(String),
+    /// The answer does not fit the request.
+    #[error("the VMM's answer does not fit the request")]
+    Mismatch,
+    /// The memory figures cannot be read.
+    #[error("the VMM's memory use cannot be read")]
+    Memory(#[source] io::Error),
+}
+
+impl Error {
+    /// The class the VMM gave, if it refused.
+    pub fn kind(&self) -> Option<ErrorKind> {
+        match self {
+            Self::Refused(body) => Some(body.kind),
+            _ => None,
+        }
+    }
+}
+
+fn stderr_part(end: &End) -> String {
+    match end.stderr.lines().last() {
+        Some(line) => format!(": {line}"),
+        None => String::new(),
+    }
+}
+
+/// How a VMM process ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct End {
+    /// What it said; nothing when it died without a word.
+    pub reason: Option<ExitReason>,
+    /// Whether the guest had announced a panic.
+    pub panicked: bool,
+    /// How the process ended; nothing when that could not be learned.
+    pub status: Option<ExitStatus>,
+    /// The last of what it wrote to its standard error.
+    pub stderr: String,
+}
+
+/// Descriptors that travel with a request, and their positions.
+#[derive(Debug, Default)]
+pub struct Passed {
+    fds: Vec<OwnedFd>,
+}
+
+impl Passed {
+    /// Adds a descriptor and returns the position by which a spec names it.
+    ///
+    /// # Errors
+    /// Never in practice: fails over `u32::MAX` descriptors.
+    pub fn add(&mut self, fd: impl Into<OwnedFd>) -> Result<FdIndex, io::Error> {
+        let index = FdIndex::try_from(self.fds.len())
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        self.fds.push(fd.into());
+        Ok(index)
+    }
+}
+
+/// A running `coppice-vmm`. Dropping it ends the machine.
+#[derive(Debug)]
+pub struct Vmm {
+    pid: u32,
+    commands: mpsc::Sender<Command>,
+    end: watch::Receiver<Option<End>>,
+}
+
+impl Vmm {
+    /// Starts the program at the absolute path `program`: clean environment, its own process
+    /// group, nothing passed but the control socket and standard error.
+    ///
+    /// Must be called in a tokio runtime with I/O enabled.
+    ///
+    /// # Errors
+    /// [`Error::Spawn`] when the program cannot be executed.
+    pub fn start(program: &std::path::Path) -> Result<Self, Error> {
+        let (child, socket) = spawn::spawn(program)?;
+        let pid = child.id().unwrap_or_default();
+        let (commands, requests) = mpsc::channel(8);
+        let (tell, end) = watch::channel(None);
+        let driver = driver::Driver::new(child, socket, requests)?;
+        tokio::spawn(async move {
+            tell.send_replace(Some(driver.run().await));
+        });
+        Ok(Self { pid, commands, end })
+    }
+
+    /// Process ID of the VMM.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Builds the machine; its vCPUs do not run yet.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] with the VMM's class and text, or the VMM's end.
+    pub async fn create(&self, spec: MachineSpec, passed: Passed) -> Result<(), Error> {
+        self.expect_done(Op::Create(Box::new(spec)), passed.fds).await
+    }
+
+    /// Lets the vCPUs run.
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn run(&self) -> Result<(), Error> {
+        self.expect_done(Op::Start {}, Vec::new()).await
+    }
+
+    /// Stops all vCPUs and quiesces the devices; done when both are true.
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn pause(&self) -> Result<(), Error> {
+        self.expect_done(Op::Pause {}, Vec::new()).await
+    }
+
+    /// Undoes [`Self::pause`].
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn resume(&self) -> Result<(), Error> {
+        self.expect_done(Op::Resume {}, Vec::new()).await
+    }
+
+    /// The machine's state and counters.
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn status(&self) -> Result<VmStatus, Error> {
+        match self.request(Op::Status {}, Vec::new()).await? {
+            ResultBody::Status(status) => Ok(status),
+            _ => Err(Error::Mismatch),
+        }
+    }
+
+    /// What the VMM process itself takes, without the guest's RAM.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the process is gone or not ours to look at.
+    pub fn memory_use(&self) -> Result<MemoryUse, Error> {
+        memory::of_process(self.pid).map_err(Error::Memory)
+    }
+
+    /// Waits until the process is gone and reaped; may be called any number of times.
+    pub async fn ended(&self) -> End {
+        let mut end = self.end.clone();
+        let seen = end.wait_for(Option::is_some).await;
+        seen.ok().and_then(|end| end.clone()).unwrap_or_default()
+    }
+
+    /// Ends the machine without asking the guest; returns when the process is gone.
+    pub async fn stop(&self) -> End {
+        // Whether the request is answered does not matter: the end is waited for, and dropping
+        // the senders would force it.
+        let (reply, _ignored) = oneshot::channel();
+        let _ = self.commands.send(Command::Stop { reply }).await;
+        self.ended().await
+    }
+
+    async fn expect_done(&self, op: Op, fds: Vec<OwnedFd>) -> Result<(), Error> {
+        match self.request(op, fds).await? {
+            ResultBody::Done => Ok(()),
+            _ => Err(Error::Mismatch),
+        }
+    }
+
+    async fn request(&self, op: Op, fds: Vec<OwnedFd>) -> Result<ResultBody, Error> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Request { op, fds, reply };
+        if self.commands.send(command).await.is_err() {
+            return Err(Error::Ended(self.ended().await));
+        }
+        match timeout(REPLY_TIMEOUT, answer).await {
+            Ok(Ok(ResultBody::Error(body))) => Err(Error::Refused(body)),
+            Ok(Ok(body)) => Ok(body),
+            Ok(Err(_)) => Err(Error::Ended(self.ended().await)),
+            Err(_) => Err(Error::Silent(REPLY_TIMEOUT)),
+        }
+    }
+}
+
+/// Borrows each descriptor, as the control socket wants them.
+fn borrowed(fds: &[OwnedFd]) -> Vec<std::os::fd::BorrowedFd<'_>> {
+    fds.iter().map(AsFd::as_fd).collect()
+}
+
+#[cfg(test)]
+mod tests;
