@@ -72,12 +72,7 @@ pub fn zero_range(file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>
     fallocate(file, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, offset, len)
 }
 
-fn fallocate(
-    file: BorrowedFd<'_>,
-    mode: libc::c_int,
-    offset: u64,
-    len: u64,
-) -> io::Result<()> {
+fn fallocate(file: BorrowedFd<'_>, mode: libc::c_int, offset: u64, len: u64) -> io::Result<()> {
     let (offset, len) = (file_offset(offset)?, file_offset(len)?);
     loop {
         // SAFETY: takes plain numbers; the descriptor is open.

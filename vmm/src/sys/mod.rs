@@ -3,12 +3,14 @@
 //! Nearly all `unsafe` of this crate is here. Functions take and give owned or borrowed
 //! descriptors and return `io::Error`; what a failure means is for the caller to say.
 
+pub mod block_io;
 pub mod cpu;
 pub mod fd;
 pub mod kvm;
 pub mod mem;
 pub mod process;
 pub mod signal;
+pub mod vsock;
 
 use std::io;
 

@@ -9,9 +9,13 @@
 //! therefore quiesces the device: that is how a machine pauses, and how a checkpoint sees queues
 //! and memory that agree.
 
+pub mod blk;
 pub mod io_thread;
 pub mod mmio;
 pub mod queue;
+#[cfg(test)]
+mod testing;
+pub mod vsock;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -169,6 +173,15 @@ pub trait VirtioDevice: Send {
     }
     /// [`VirtioDevice::host_fd`] is readable.
     fn host_event(&mut self) {}
+}
+
+/// Reads from a configuration space held as bytes; past its end there are zeroes.
+fn read_config_bytes(config: &[u8], offset: u64, data: &mut [u8]) {
+    data.fill(0);
+    let rest = usize::try_from(offset).ok().and_then(|offset| config.get(offset..));
+    for (byte, source) in data.iter_mut().zip(rest.unwrap_or_default()) {
+        *byte = *source;
+    }
 }
 
 /// Takes a device's lock, whatever a panic in another thread left: devices check their own state
