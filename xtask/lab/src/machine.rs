@@ -10,7 +10,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,7 @@ use crate::plan::{
     GuestPlan, KEEPER_PLAN, KEEPER_SOCKET, KeeperPlan, KeeperReply, KeeperRequest, Share,
 };
 use crate::wire::{AGENT_PORT, VERSION};
-use crate::{initramfs, packages, paths};
+use crate::{initramfs, packages, paths, sys};
 
 /// How long a keeper may take to answer; it answers from memory.
 const KEEPER_ANSWER: Duration = Duration::from_secs(20);
@@ -225,11 +226,15 @@ impl Description {
         option("-action", "reboot=shutdown,panic=none".into());
         option("-kernel", kernel.image().display().to_string());
         option("-initrd", initrd.display().to_string());
+        // A kernel that measures the counter itself is thrown off by a busy host, and then its
+        // clock runs up to twenty times too fast. Virtual time counts at exactly 1 GHz.
+        let tsc_khz = if self.virtual_time { 1_000_000 } else { tsc_khz() };
         option(
             "-append",
-            "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable net.ifnames=0 \
-             random.trust_cpu=on"
-                .into(),
+            format!(
+                "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable \
+                 tsc_early_khz={tsc_khz} net.ifnames=0 random.trust_cpu=on"
+            ),
         );
         option("-netdev", format!("user,id=net,hostfwd=tcp:127.0.0.1:0-:{AGENT_PORT}"));
         option("-device", "virtio-net-pci,netdev=net,romfile=".into());
@@ -247,6 +252,17 @@ impl Description {
         }
         line
     }
+}
+
+/// The rate of the host's time stamp counter in kHz, which the emulated CPU's follows.
+fn tsc_khz() -> u64 {
+    const SPAN: Duration = Duration::from_millis(100);
+    let (start, first) = (Instant::now(), sys::read_tsc());
+    thread::sleep(SPAN);
+    let (last, elapsed) = (sys::read_tsc(), start.elapsed());
+    let microseconds = elapsed.as_micros().max(1);
+    let khz = u128::from(last.saturating_sub(first)).saturating_mul(1000) / microseconds;
+    u64::try_from(khz).unwrap_or(u64::MAX)
 }
 
 fn make_private_dir(path: &Path) -> Result<(), Error> {

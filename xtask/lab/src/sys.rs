@@ -1,4 +1,4 @@
-//! Terminal requests that no safe wrapper offers.
+//! Terminal requests and the time stamp counter, which no safe wrapper offers.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -43,4 +43,11 @@ pub fn terminal_size(terminal: impl AsFd) -> Result<TerminalSize, Errno> {
     let result = unsafe { libc::ioctl(descriptor, libc::TIOCGWINSZ, &raw mut size) };
     Errno::result(result)?;
     Ok(TerminalSize { rows: size.ws_row, columns: size.ws_col })
+}
+
+/// Reads the time stamp counter of the CPU this thread runs on.
+#[must_use]
+pub fn read_tsc() -> u64 {
+    // SAFETY: RDTSC is part of every x86-64 processor and touches no memory.
+    unsafe { core::arch::x86_64::_rdtsc() }
 }
