@@ -9,6 +9,7 @@ pub mod fd;
 pub mod kvm;
 pub mod mem;
 pub mod process;
+pub mod reclaim;
 pub mod signal;
 pub mod vsock;
 

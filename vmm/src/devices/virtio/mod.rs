@@ -9,10 +9,12 @@
 //! therefore quiesces the device: that is how a machine pauses, and how a checkpoint sees queues
 //! and memory that agree.
 
+pub mod balloon;
 pub mod blk;
 pub mod io_thread;
 pub mod mmio;
 pub mod queue;
+pub mod rng;
 #[cfg(test)]
 mod testing;
 pub mod vsock;

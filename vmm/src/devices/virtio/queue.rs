@@ -53,7 +53,7 @@ impl ActiveQueue {
     }
 
     /// Takes one chain, looks at it with `handle` and keeps it: the driver has it back only after
-    /// [`ActiveQueue::give_back`] with the number returned here. `None` when there is no chain.
+    /// [`ActiveQueue::give_back`] with the number returned here. Call it until there is `None`.
     pub fn take<T>(
         &mut self,
         handle: impl FnOnce(&GuestRam, DescriptorChain<&GuestRam>) -> T,
@@ -62,6 +62,9 @@ impl ActiveQueue {
         self.guarded(|this| {
             if let Some(chain) = next_chain(&mut this.queue, &this.ram)? {
                 taken = Some((chain.head_index(), handle(&this.ram, chain)));
+                // The driver is to kick for the next one; one it added before this is seen by
+                // the next call all the same.
+                this.queue.enable_notification(&*this.ram)?;
             }
             Ok(())
         });
