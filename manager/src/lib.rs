@@ -1,7 +1,7 @@
 //! Runs sandboxes, each a microVM of its own, and speaks with the agents in them.
 //!
 //! ```text
-//! sandbox -> { vmm, agent, image, workdir }      home, failure: leaves
+//! sandbox -> { vmm, agent, image, workdir }      doctor -> home      failure: a leaf
 //! ```
 //!
 //! `vmm` starts a `coppice-vmm` process and asks it things; `agent` speaks with the guest;
@@ -9,6 +9,7 @@
 //! runs on a single-threaded tokio runtime; a sandbox costs a few descriptors and one buffer.
 
 pub mod agent;
+pub mod doctor;
 pub mod failure;
 pub mod home;
 pub mod image;

@@ -1,2 +1,9 @@
-//! Entry point.
-fn main() {}
+//! `coppice`: the command line.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -2,6 +2,7 @@
 //! this crate is here.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -11,10 +12,12 @@ use tokio::io::unix::AsyncFd;
 /// First descriptor after standard input, output and error.
 const FIRST_OTHER_FD: libc::c_uint = 3;
 
-/// Has the child start with descriptors 0, 1 and 2 only, whatever this process inherited.
-pub(crate) fn pass_standard_descriptors_only(command: &mut Command) {
-    // SAFETY: the closure runs between fork and exec and makes one async-signal-safe system call.
-    unsafe { command.pre_exec(close_others_on_exec) };
+/// Has the child start with descriptors 0, 1, 2 and `fd` only, whatever this process inherited.
+/// `fd` keeps its number and must stay open until the child is started.
+pub(crate) fn pass_only(command: &mut Command, fd: RawFd) {
+    // SAFETY: the closure runs between fork and exec and makes async-signal-safe system calls
+    // only.
+    unsafe { command.pre_exec(move || close_others_on_exec(fd)) };
 }
 
 /// Has the runtime watch a control socket, which must be non-blocking.
@@ -25,8 +28,8 @@ pub(crate) fn watch(socket: ControlSocket) -> io::Result<AsyncFd<ControlSocket>>
     registered.map_err(io::Error::from)
 }
 
-/// Marks every descriptor from [`FIRST_OTHER_FD`] on as close-on-exec.
-fn close_others_on_exec() -> io::Result<()> {
+/// Marks every descriptor from [`FIRST_OTHER_FD`] on as close-on-exec, except `keep`.
+fn close_others_on_exec(keep: RawFd) -> io::Result<()> {
     // SAFETY: the call takes numbers only and closes nothing before exec.
     let ret = unsafe {
         libc::syscall(
@@ -36,5 +39,10 @@ fn close_others_on_exec() -> io::Result<()> {
             libc::CLOSE_RANGE_CLOEXEC,
         )
     };
+    if ret < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: clears a flag of a descriptor; no memory is involved.
+    let ret = unsafe { libc::fcntl(keep, libc::F_SETFD, 0) };
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

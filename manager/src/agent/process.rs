@@ -38,7 +38,7 @@ pub struct Start {
 }
 
 /// What a status calls the signals from number 1 on; those without a name are `signal N`.
-const SIGNALS: [&str; 31] = [
+const SIGNALS: [&str; 15] = [
     "hangup",
     "interrupt",
     "quit",
@@ -54,22 +54,6 @@ const SIGNALS: [&str; 31] = [
     "broken pipe",
     "alarm clock",
     "terminated",
-    "stack fault",
-    "child exited",
-    "continued",
-    "stopped (signal)",
-    "stopped",
-    "stopped (tty input)",
-    "stopped (tty output)",
-    "urgent I/O condition",
-    "CPU time limit exceeded",
-    "file size limit exceeded",
-    "virtual timer expired",
-    "profiling timer expired",
-    "window changed",
-    "I/O possible",
-    "power failure",
-    "bad system call",
 ];
 
 /// How a process ended.

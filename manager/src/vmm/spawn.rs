@@ -1,5 +1,6 @@
 //! Starts the VMM program with nothing but what it needs.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,6 +13,8 @@ use crate::sys;
 
 /// Name of the program, looked for next to our own.
 const PROGRAM: &str = "coppice-vmm";
+/// The one environment variable the program sees: how much it logs.
+const LOG: &str = "COPPICE_LOG";
 
 /// The VMM program's absolute path: the one given (or in `COPPICE_VMM`), else the file
 /// `coppice-vmm` next to this program.
@@ -30,17 +33,17 @@ pub(super) fn spawn(program: &Path) -> Result<(Child, ControlSocket), Error> {
     let (ours, theirs) = ControlSocket::pair().map_err(Error::Socket)?;
     rustix::io::ioctl_fionbio(&ours, true).map_err(|e| Error::Socket(SocketError::Io(e.into())))?;
     let mut command = std::process::Command::new(program);
-    // The control socket takes the place of standard input, so no descriptor needs a number
-    // that something else in this process may hold.
     command
-        .arg("--control-fd=0")
+        .arg("--control-fd")
+        .arg(theirs.as_raw_fd().to_string())
         .env_clear()
+        .envs(std::env::var_os(LOG).map(|level| (LOG, level)))
         .current_dir("/")
         .process_group(0)
-        .stdin(Stdio::from(theirs.into_fd()))
+        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
-    sys::pass_standard_descriptors_only(&mut command);
+    sys::pass_only(&mut command, theirs.as_raw_fd());
     let mut command = tokio::process::Command::from(command);
     command.kill_on_drop(true);
     let child =

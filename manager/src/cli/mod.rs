@@ -1,0 +1,93 @@
+//! Command line of `coppice`: arguments here, one module per command.
+
+mod doctor;
+mod input;
+mod output;
+mod run;
+mod session;
+mod terminal;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use coppice_manager::failure::{CLASSES, Class, Failure};
+
+/// Run commands in microVMs: each with a kernel of its own, gone when the command ends.
+#[derive(Debug, Parser)]
+#[command(name = "coppice", version, after_help = EXAMPLES, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  coppice doctor                              what this host can do, and what it lacks
+  coppice run -- uname -a                     boot a microVM, run a command, remove it
+  coppice run -it -- bash                     a shell in a microVM
+  echo 'print(6 * 7)' | coppice run -i -- python3 -
+  coppice run --memory 1024 --cpus 4 --env N=8 -- make -j8
+
+Kernels and images are looked for in COPPICE_HOME; `cargo xtask kernel` and `cargo xtask rootfs`
+make them.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boot a microVM, run a command in it, and remove it
+    #[command(after_help = run::EXAMPLES, after_long_help = run::long_help())]
+    Run(Box<run::Args>),
+    /// Say what this host can do and what to do about what it lacks
+    Doctor(doctor::Args),
+}
+
+/// Parses the arguments, runs the command and returns its exit code.
+pub(crate) fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are no errors. There is nobody to tell when this cannot be written.
+            let _ = error.print();
+            let failed = error.use_stderr();
+            return ExitCode::from(if failed { Class::Usage.exit_code() } else { 0 });
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            let failure = Failure::new(Class::Host, error, "see `ulimit -n`");
+            return ExitCode::from(fail(&failure));
+        }
+    };
+    let code = runtime.block_on(async {
+        match cli.command {
+            Command::Run(args) => run::run(*args).await,
+            Command::Doctor(args) => doctor::run(&args).await,
+        }
+    });
+    // A thread may still sit in a read of standard input; the end of the process ends it.
+    runtime.shutdown_background();
+    ExitCode::from(code)
+}
+
+/// Shows a failure on standard error and returns its exit code.
+fn fail(failure: &Failure) -> u8 {
+    // There is nobody to tell when standard error is gone.
+    let _ = writeln!(std::io::stderr(), "coppice: {failure}");
+    failure.class.exit_code()
+}
+
+/// The table of exit codes for `--help`.
+fn exit_codes() -> String {
+    let mut text = String::from(
+        "Exit codes:\n  the command's own; 128 + N when signal N ended it\n  \
+         124  the command ran longer than --timeout\n  \
+         126  the command is in the guest but cannot be executed\n  \
+         127  the command is not in the guest\n",
+    );
+    for (_, code, name, meaning) in CLASSES {
+        text.push_str(&format!("  {code:>3}  {meaning} ({name})\n"));
+    }
+    text
+}

@@ -1,0 +1,208 @@
+//! `coppice run`: one command in one microVM.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use coppice_manager::failure::{Class, EXIT_SIGNAL_BASE, Failure, chain};
+use coppice_manager::home::Home;
+use coppice_manager::sandbox::{BootTime, Config, Sandbox};
+use coppice_manager::{vmm, workdir};
+
+use super::output::Output;
+use super::session;
+use super::terminal::Signals;
+
+/// Shown by `-h`.
+pub(super) const EXAMPLES: &str = "\
+Examples:
+  coppice run -- uname -a
+  coppice run -it -- bash
+  coppice run --image tiny --kernel micro --memory 128 -- echo hello
+  tar c src | coppice run -i -- sh -c 'tar x && make -C src'
+  coppice run --timeout 10 --json -- python3 -c 'print(6 * 7)'";
+
+/// Shown by `--help`.
+pub(super) fn long_help() -> String {
+    format!("{EXAMPLES}\n\n{}", super::exit_codes())
+}
+
+/// Arguments of `coppice run`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Root file system: a name in COPPICE_HOME/images, or a path with a slash
+    #[arg(long, value_name = "NAME|PATH", default_value = "base")]
+    image: String,
+    /// Kernel: a name in COPPICE_HOME/kernels, or a path with a slash
+    #[arg(long, value_name = "NAME|PATH", default_value = "agent")]
+    kernel: String,
+    /// Guest memory in MiB, at least 64
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    memory: u32,
+    /// Number of virtual CPUs, 1 to 8
+    #[arg(long, value_name = "N", default_value_t = 1,
+          value_parser = clap::value_parser!(u8).range(1..=8))]
+    cpus: u8,
+    /// Set an environment variable; KEY alone copies it from here
+    #[arg(short, long, value_name = "KEY[=VALUE]")]
+    env: Vec<String>,
+    /// Working directory in the guest
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<String>,
+    /// Guest user to run as
+    #[arg(short, long, value_name = "USER")]
+    user: Option<String>,
+    /// End the command after this many seconds, with exit code 124
+    #[arg(long, value_name = "SECS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// How many seconds the guest may take to boot
+    #[arg(long, value_name = "SECS", value_parser = seconds, default_value = "60")]
+    boot_timeout: Duration,
+    /// Pass standard input on to the command
+    #[arg(short, long)]
+    interactive: bool,
+    /// Run the command on a terminal
+    #[arg(short, long)]
+    tty: bool,
+    /// Print one JSON event per line instead of the command's plain output
+    #[arg(long)]
+    json: bool,
+    /// More kernel parameters
+    #[arg(long, value_name = "PARAMETERS")]
+    append: Option<String>,
+    /// The coppice-vmm program [default: COPPICE_VMM, else the one next to this program]
+    #[arg(long, value_name = "PATH")]
+    vmm: Option<PathBuf>,
+    /// The command and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    command: Vec<String>,
+}
+
+/// A number of seconds, fractions allowed, that is more than none.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("not a positive number of seconds".into()),
+    }
+}
+
+/// Runs the command and returns the exit code of `coppice`.
+pub(super) async fn run(args: Args) -> u8 {
+    let mut output = Output::new(args.json);
+    let code = match attempt(&args, &mut output).await {
+        Ok(code) => code,
+        Err(failure) => {
+            output.error(&failure).await;
+            failure.class.exit_code()
+        }
+    };
+    output.finish().await;
+    code
+}
+
+async fn attempt(args: &Args, output: &mut Output) -> Result<u8, Failure> {
+    let mut signals = Signals::listen().map_err(|e| Failure::new(Class::Host, e, NO_SIGNALS))?;
+    let config = config(args)?;
+    let request = request(args)?;
+    output.booting().await;
+    let mut sandbox = Sandbox::new(&config).map_err(|error| error.failure())?;
+    let booted = tokio::select! {
+        booted = sandbox.boot() => Ok(booted),
+        signal = signals.next() => Err(signal),
+    };
+    let outcome = match booted {
+        Ok(Ok(time)) => serve(&mut sandbox, time, &request, &mut signals, output).await,
+        Ok(Err(error)) => Err(error.failure()),
+        Err(signal) => Ok(EXIT_SIGNAL_BASE.saturating_add(signal)),
+    };
+    // Nothing of the guest is kept, so it need not end in order.
+    sandbox.stop().await;
+    outcome
+}
+
+const NO_SIGNALS: &str = "run `coppice doctor` to see what the host lacks";
+
+async fn serve(
+    sandbox: &mut Sandbox,
+    time: BootTime,
+    request: &session::Request,
+    signals: &mut Signals,
+    output: &mut Output,
+) -> Result<u8, Failure> {
+    output.started(time).await;
+    session::run(sandbox, request, signals, output).await
+}
+
+fn config(args: &Args) -> Result<Config, Failure> {
+    let home = Home::from_env();
+    let kernel = home.kernel(&args.kernel).map_err(|error| {
+        let remedy = "make it with `cargo xtask kernel`, or set COPPICE_HOME";
+        Failure::new(Class::KernelMissing, error, have(&home.kernels(), remedy))
+    })?;
+    let image = home.image(&args.image).map_err(|error| {
+        let remedy = "make it with `cargo xtask rootfs`, or set COPPICE_HOME";
+        Failure::new(Class::ImageMissing, error, have(&home.images(), remedy))
+    })?;
+    let vmm = vmm::locate(args.vmm.clone()).map_err(|error| {
+        Failure::new(Class::ProgramMissing, chain(&error), "name coppice-vmm with --vmm")
+    })?;
+    Ok(Config {
+        vmm,
+        kernel,
+        image,
+        memory_mib: args.memory,
+        vcpus: args.cpus,
+        append: args.append.clone(),
+        scratch: home.path().to_owned(),
+        runtime: workdir::base(),
+        boot_timeout: args.boot_timeout,
+    })
+}
+
+/// A remedy that mentions what is there instead.
+fn have(names: &[String], remedy: &str) -> String {
+    if names.is_empty() {
+        remedy.into()
+    } else {
+        format!("choose {}, or {remedy}", names.join(", "))
+    }
+}
+
+fn request(args: &Args) -> Result<session::Request, Failure> {
+    let mut envs = BTreeMap::new();
+    if args.tty
+        && let Ok(term) = std::env::var("TERM")
+    {
+        envs.insert("TERM".to_owned(), term);
+    }
+    for entry in &args.env {
+        let (key, value) = match entry.split_once('=') {
+            Some((key, value)) => (key, Some(value.to_owned())),
+            None => (entry.as_str(), std::env::var(entry).ok()),
+        };
+        if key.is_empty() {
+            let message = format!("--env {entry} has no name");
+            return Err(Failure::new(Class::Usage, message, "write KEY=VALUE or KEY"));
+        }
+        if let Some(value) = value {
+            envs.insert(key.to_owned(), value);
+        }
+    }
+    let mut command = args.command.iter().cloned();
+    Ok(session::Request {
+        program: command.next().unwrap_or_default(),
+        args: command.collect(),
+        envs,
+        cwd: args.cwd.clone(),
+        user: args.user.clone(),
+        timeout: args.timeout,
+        interactive: args.interactive,
+        tty: args.tty,
+    })
+}
