@@ -1,0 +1,59 @@
+//! What all services of one agent share.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use coppice_agent_protocol::control::Shutdown;
+use tokio::sync::Notify;
+
+use crate::process::Processes;
+
+/// State of the agent; lives on its one thread.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    /// Processes started for the host.
+    pub(crate) processes: Rc<Processes>,
+    /// Whether the agent is init (process 1).
+    pub(crate) init: bool,
+    /// `CLOCK_BOOTTIME` in microseconds when `main` began.
+    pub(crate) started_us: u64,
+    /// The same when the sockets listened.
+    pub(crate) listening_us: Cell<u64>,
+    /// The same when requests were served.
+    pub(crate) serving_us: Cell<u64>,
+    shutdown: Cell<Option<Shutdown>>,
+    shutdown_asked: Notify,
+}
+
+impl Agent {
+    pub(crate) fn new(init: bool, started_us: u64) -> Self {
+        Self {
+            processes: Rc::default(),
+            init,
+            started_us,
+            listening_us: Cell::new(0),
+            serving_us: Cell::new(0),
+            shutdown: Cell::new(None),
+            shutdown_asked: Notify::new(),
+        }
+    }
+
+    /// Asks for the end. The first request decides how.
+    pub(crate) fn ask_shutdown(&self, shutdown: Shutdown) {
+        if self.shutdown.get().is_none() {
+            self.shutdown.set(Some(shutdown));
+            self.processes.close();
+        }
+        self.shutdown_asked.notify_one();
+    }
+
+    /// Waits until the end is asked for.
+    pub(crate) async fn shutdown_asked(&self) -> Shutdown {
+        loop {
+            if let Some(shutdown) = self.shutdown.get() {
+                return shutdown;
+            }
+            self.shutdown_asked.notified().await;
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What init prepares so that a userland works.
+//!
+//! Everything is tolerant: what is mounted or set already stays, what the kernel lacks is told on
+//! the console and left out.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink};
+use std::path::Path;
+
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::set_cad_enabled;
+use nix::sys::resource::{Resource, setrlimit};
+use nix::unistd::{AccessFlags, access};
+
+use crate::{log, sys};
+
+/// Open files a process may have, and may raise itself to.
+const OPEN_FILES: (u64, u64) = (65_536, 1_048_576);
+
+/// Host name of an image that has none.
+const DEFAULT_HOSTNAME: &str = "coppice";
+
+struct Mount {
+    target: &'static str,
+    kind: &'static str,
+    flags: MsFlags,
+    data: Option<&'static str>,
+}
+
+const PROTECTED: MsFlags = MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV).union(MsFlags::MS_NOEXEC);
+
+/// In the order they build upon each other.
+const MOUNTS: [Mount; 7] = [
+    Mount { target: "/proc", kind: "proc", flags: PROTECTED, data: None },
+    Mount { target: "/sys", kind: "sysfs", flags: PROTECTED, data: None },
+    Mount { target: "/dev", kind: "devtmpfs", flags: MsFlags::MS_NOSUID, data: Some("mode=0755") },
+    Mount {
+        target: "/dev/pts",
+        kind: "devpts",
+        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NOEXEC),
+        data: Some("gid=5,mode=0620,ptmxmode=0666"),
+    },
+    Mount {
+        target: "/dev/shm",
+        kind: "tmpfs",
+        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV),
+        data: Some("mode=1777"),
+    },
+    Mount {
+        target: "/run",
+        kind: "tmpfs",
+        flags: MsFlags::MS_NOSUID.union(MsFlags::MS_NODEV),
+        data: Some("mode=0755"),
+    },
+    Mount { target: "/sys/fs/cgroup", kind: "cgroup2", flags: PROTECTED, data: None },
+];
+
+/// Names programs expect beside the device nodes.
+const LINKS: [(&str, &str); 4] = [
+    ("/proc/self/fd", "/dev/fd"),
+    ("/proc/self/fd/0", "/dev/stdin"),
+    ("/proc/self/fd/1", "/dev/stdout"),
+    ("/proc/self/fd/2", "/dev/stderr"),
+];
+
+/// Prepares the userland.
+pub(crate) fn prepare() {
+    for entry in &MOUNTS {
+        note(entry.target, mount_once(entry));
+    }
+    for (target, link) in LINKS {
+        note(link, ignore(io::ErrorKind::AlreadyExists, symlink(target, link)));
+    }
+    note("/tmp", make_tmp());
+    note("the host name", set_hostname());
+    note("the loopback interface", sys::bring_up("lo"));
+    let (soft, hard) = OPEN_FILES;
+    let limited = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
+    note("the limit of open files", limited.map_err(io::Error::from));
+    // Ctrl-Alt-Del comes as SIGINT then. In a PID namespace there is none to disable.
+    let _ = set_cad_enabled(false);
+}
+
+fn note(what: &str, outcome: io::Result<()>) {
+    if let Err(error) = outcome {
+        log::warn(format_args!("preparing {what}: {error}"));
+    }
+}
+
+fn ignore(kind: io::ErrorKind, outcome: io::Result<()>) -> io::Result<()> {
+    match outcome {
+        Err(error) if error.kind() == kind => Ok(()),
+        outcome => outcome,
+    }
+}
+
+fn mount_once(entry: &Mount) -> io::Result<()> {
+    if !Path::new(entry.target).exists() {
+        fs::DirBuilder::new().mode(0o755).create(entry.target)?;
+    } else if is_mount_point(entry.target)? {
+        return Ok(());
+    }
+    mount(Some(entry.kind), entry.target, Some(entry.kind), entry.flags, entry.data)?;
+    Ok(())
+}
+
+/// A mounted file system has another device number than the directory it is mounted in.
+fn is_mount_point(target: &str) -> io::Result<bool> {
+    let parent = Path::new(target).parent().unwrap_or(Path::new("/"));
+    Ok(fs::metadata(target)?.dev() != fs::metadata(parent)?.dev())
+}
+
+/// Every userland may write to /tmp, on a read-only root too.
+fn make_tmp() -> io::Result<()> {
+    let created = fs::DirBuilder::new().mode(0o755).create("/tmp");
+    if created.is_ok() {
+        // Not subject to the umask, unlike the mode above.
+        return fs::set_permissions("/tmp", std::os::unix::fs::PermissionsExt::from_mode(0o1777));
+    }
+    if access("/tmp", AccessFlags::W_OK).is_ok() {
+        return Ok(());
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("tmpfs"), "/tmp", Some("tmpfs"), flags, Some("mode=1777"))?;
+    Ok(())
+}
+
+fn set_hostname() -> io::Result<()> {
+    let text = fs::read_to_string("/etc/hostname").unwrap_or_default();
+    let name = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+    nix::unistd::sethostname(name.unwrap_or(DEFAULT_HOSTNAME))?;
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! Command line of the agent.
+
+use coppice_agent_protocol::{CONTROL_PORT, ENVD_PORT};
+
+use crate::net::Endpoint;
+
+/// How to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Options {
+    /// Where the envd service listens.
+    pub listen: Endpoint,
+    /// Where the control service listens.
+    pub control: Endpoint,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { listen: Endpoint::Vsock(ENVD_PORT), control: Endpoint::Vsock(CONTROL_PORT) }
+    }
+}
+
+/// Why a command line is not understood.
+#[derive(Debug, thiserror::Error)]
+pub enum OptionsError {
+    /// An option nobody knows.
+    #[error("unknown option {0:?}: the options are --listen ENDPOINT and --control ENDPOINT")]
+    Unknown(String),
+    /// An option without its value.
+    #[error("{0} needs an endpoint: vsock:PORT, tcp:ADDRESS:PORT or unix:PATH")]
+    Missing(String),
+    /// A value that is no endpoint.
+    #[error(transparent)]
+    Endpoint(#[from] crate::net::EndpointError),
+}
+
+impl Options {
+    /// Reads the arguments after the program's name.
+    ///
+    /// # Errors
+    /// When an argument is not known or not complete. With `lenient`, as for init (which gets the
+    /// kernel's leftovers), unknown arguments are skipped.
+    pub fn parse(
+        arguments: impl IntoIterator<Item = String>,
+        lenient: bool,
+    ) -> Result<Self, OptionsError> {
+        let mut options = Self::default();
+        let mut arguments = arguments.into_iter();
+        while let Some(argument) = arguments.next() {
+            let target = match argument.as_str() {
+                "--listen" => &mut options.listen,
+                "--control" => &mut options.control,
+                _ if lenient => continue,
+                _ => return Err(OptionsError::Unknown(argument)),
+            };
+            let value = arguments.next().ok_or(OptionsError::Missing(argument))?;
+            *target = value.parse()?;
+        }
+        Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str, lenient: bool) -> Result<Options, OptionsError> {
+        Options::parse(text.split_whitespace().map(str::to_owned), lenient)
+    }
+
+    #[test]
+    fn without_arguments_it_listens_on_vsock() {
+        let options = parse("", false).unwrap();
+        assert_eq!(options.listen.to_string(), "vsock:49983");
+        assert_eq!(options.control.to_string(), "vsock:49982");
+    }
+
+    #[test]
+    fn endpoints_are_read_and_printed_alike() {
+        for text in ["vsock:1", "tcp:127.0.0.1:80", "tcp:[::1]:80", "unix:/a/b"] {
+            let options = parse(&format!("--listen {text}"), false).unwrap();
+            assert_eq!(options.listen.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in ["--listen", "--listen vsock:x", "--listen unix:", "--listen 80", "quiet"] {
+            assert!(parse(text, false).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_kernels_leftovers_do_not_stop_init() {
+        let options = parse("splash --control unix:/x auto", true).unwrap();
+        assert_eq!(options.control, Endpoint::Unix("/x".into()));
+    }
+}

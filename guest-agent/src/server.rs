@@ -1,0 +1,95 @@
+//! Accepts connections and speaks HTTP on them.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use tokio::sync::Semaphore;
+
+use crate::agent::Agent;
+use crate::body::Body;
+use crate::log;
+use crate::net::Listener;
+
+/// Connections served at once per port; more wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 1024;
+
+/// Time for a request's head to arrive, idle time between requests included.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Most bytes of a request's head, and of what is written ahead of a slow client.
+const MAX_BUFFER: usize = 64 * 1024;
+
+/// Pause after a failed accept: what it lacked, descriptors as a rule, comes back with time.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves one listener for ever.
+pub(crate) async fn serve<F>(
+    listener: Listener,
+    agent: Rc<Agent>,
+    route: fn(Rc<Agent>, Request<Incoming>) -> F,
+) where
+    F: Future<Output = Response<Body>> + 'static,
+{
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                log::warn(format_args!("accepting a connection: {error}"));
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let agent = Rc::clone(&agent);
+        let service = service_fn(move |request| {
+            let answer = route(Rc::clone(&agent), request);
+            async { Ok::<_, Infallible>(answer.await) }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer)
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(MAX_BUFFER)
+            .serve_connection(stream, service);
+        tokio::task::spawn_local(async move {
+            // A connection that breaks is its client's affair.
+            let _ = connection.await;
+            drop(slot);
+        });
+    }
+}
+
+/// Lets hyper use the runtime's timers.
+#[derive(Debug, Clone, Copy)]
+struct TokioTimer;
+
+struct TokioSleep(Pin<Box<tokio::time::Sleep>>);
+
+impl hyper::rt::Timer for TokioTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn hyper::rt::Sleep>> {
+        Box::pin(TokioSleep(Box::pin(tokio::time::sleep(duration))))
+    }
+
+    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
+        Box::pin(TokioSleep(Box::pin(tokio::time::sleep_until(deadline.into()))))
+    }
+}
+
+impl Future for TokioSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl hyper::rt::Sleep for TokioSleep {}

@@ -1,0 +1,222 @@
+//! Users and groups, from `/etc/passwd` and `/etc/group`.
+//!
+//! The binary is static, so the C library's lookup (which loads plug-ins) is not used.
+
+use std::ffi::CString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use nix::unistd::{Gid, Uid};
+
+/// The user processes run as when a request names none and this one exists; else root.
+const DEFAULT_USER: &str = "user";
+
+/// Why a user cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum UserError {
+    /// No such user.
+    #[error("invalid username: '{0}'")]
+    Unknown(String),
+    /// The files cannot be read.
+    #[error("reading {path}")]
+    Read {
+        /// Which file.
+        path: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A user of the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct User {
+    pub(crate) name: String,
+    pub(crate) uid: Uid,
+    pub(crate) gid: Gid,
+    pub(crate) home: PathBuf,
+    pub(crate) shell: String,
+}
+
+impl User {
+    /// The user of that name; without a name, the default user.
+    ///
+    /// # Errors
+    /// When there is no such user, or the files cannot be read.
+    pub(crate) fn find(name: Option<&str>) -> Result<Self, UserError> {
+        let passwd = read("/etc/passwd")?;
+        let name = name.filter(|name| !name.is_empty());
+        let found = match name {
+            Some(name) => lookup(&passwd, name),
+            None => lookup(&passwd, DEFAULT_USER).or_else(|| lookup(&passwd, "root")),
+        };
+        match (found, name) {
+            (Some(user), _) => Ok(user),
+            // An image without a passwd file still has its superuser.
+            (None, None | Some("root")) => Ok(Self::root()),
+            (None, Some(name)) => Err(UserError::Unknown(name.to_owned())),
+        }
+    }
+
+    fn root() -> Self {
+        let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
+        let (home, shell) = (PathBuf::from("/root"), "/bin/sh".to_owned());
+        Self { name: "root".to_owned(), uid, gid, home, shell }
+    }
+
+    /// All groups the user is in, the primary one first.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(crate) fn groups(&self) -> Result<Vec<Gid>, UserError> {
+        Ok(groups_of(&read("/etc/group")?, self))
+    }
+
+    /// The absolute path a request means by `path`: `~` and relative paths start at the user's
+    /// home, `.` and `..` are resolved in the text, nothing is home.
+    pub(crate) fn resolve(&self, path: &str) -> PathBuf {
+        let joined = match path.strip_prefix('~') {
+            Some("") => self.home.clone(),
+            Some(rest) if rest.starts_with('/') => self.home.join(rest.trim_start_matches('/')),
+            _ => self.home.join(path),
+        };
+        clean(&joined)
+    }
+}
+
+/// Resolves `.` and `..` in the text of an absolute path.
+fn clean(path: &Path) -> PathBuf {
+    use std::path::Component;
+    let mut cleaned = PathBuf::from("/");
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => cleaned.push(name),
+            Component::ParentDir => {
+                cleaned.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    cleaned
+}
+
+/// A path for a system call.
+///
+/// # Errors
+/// When it has a zero byte.
+pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
+    use std::os::unix::ffi::OsStrExt as _;
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+fn read(path: &'static str) -> Result<String, UserError> {
+    match std::fs::read(path) {
+        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(source) => Err(UserError::Read { path, source }),
+    }
+}
+
+/// Lines are `name:password:uid:gid:comment:home:shell`.
+fn lookup(passwd: &str, name: &str) -> Option<User> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        if fields.next()? != name {
+            return None;
+        }
+        let mut fields = fields.skip(1);
+        let uid = Uid::from_raw(fields.next()?.parse().ok()?);
+        let gid = Gid::from_raw(fields.next()?.parse().ok()?);
+        let home = fields.nth(1).filter(|home| home.starts_with('/')).unwrap_or("/");
+        let shell = fields.next().filter(|shell| !shell.is_empty()).unwrap_or("/bin/sh");
+        let (name, home, shell) = (name.to_owned(), PathBuf::from(home), shell.to_owned());
+        Some(User { name, uid, gid, home, shell })
+    })
+}
+
+/// Lines are `name:password:gid:member,member`.
+fn groups_of(group: &str, user: &User) -> Vec<Gid> {
+    let mut groups = vec![user.gid];
+    for line in group.lines() {
+        let mut fields = line.split(':').skip(2);
+        let (Some(gid), Some(members)) = (fields.next(), fields.next()) else { continue };
+        let Ok(gid) = gid.parse().map(Gid::from_raw) else { continue };
+        if members.split(',').any(|member| member == user.name) && !groups.contains(&gid) {
+            groups.push(gid);
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\n\
+                          bad:x:none:0:::\n\
+                          user:x:1000:1001:A user,,,:/home/user:/bin/zsh\n\
+                          bare:x:5:5:::\n";
+
+    fn user(name: &str) -> User {
+        lookup(PASSWD, name).unwrap()
+    }
+
+    #[test]
+    fn a_user_has_the_fields_of_its_line() {
+        let user = user("user");
+        assert_eq!((user.uid.as_raw(), user.gid.as_raw()), (1000, 1001));
+        assert_eq!((user.home.to_str(), user.shell.as_str()), (Some("/home/user"), "/bin/zsh"));
+    }
+
+    #[test]
+    fn empty_fields_get_what_login_would_take() {
+        let user = user("bare");
+        assert_eq!((user.home.to_str(), user.shell.as_str()), (Some("/"), "/bin/sh"));
+    }
+
+    #[test]
+    fn malformed_and_missing_lines_are_no_users() {
+        assert_eq!(lookup(PASSWD, "bad"), None);
+        assert_eq!(lookup(PASSWD, "nobody"), None);
+    }
+
+    #[test]
+    fn groups_are_the_primary_one_and_the_memberships() {
+        let group = "root:x:0:\nuser:x:1001:\nsudo:x:27:a,user\ndocker:x:998:b\nbad:x:y:user\n";
+        let groups: Vec<u32> =
+            groups_of(group, &user("user")).into_iter().map(Gid::as_raw).collect();
+        assert_eq!(groups, [1001, 27]);
+    }
+
+    #[test]
+    fn paths_resolve_against_home() {
+        let user = user("user");
+        let cases = [
+            ("", "/home/user"),
+            ("~", "/home/user"),
+            ("~/a", "/home/user/a"),
+            ("a/./b/../c", "/home/user/a/c"),
+            ("/etc//x", "/etc/x"),
+            ("/../..", "/"),
+            ("~other", "/home/user/~other"),
+        ];
+        for (path, expected) in cases {
+            assert_eq!(user.resolve(path), Path::new(expected), "{path}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn resolved_paths_are_absolute_and_clean(path in "[a~./]{0,20}") {
+            let resolved = user("user").resolve(&path);
+            prop_assert!(resolved.is_absolute());
+            prop_assert!(!resolved.components().any(|part| part == std::path::Component::ParentDir));
+        }
+
+        #[test]
+        fn any_file_is_read_or_skipped(text in "[a-z0-9:\n]{0,80}") {
+            let _ = lookup(&text, "a");
+            let _ = groups_of(&text, &user("user"));
+        }
+    }
+}
