@@ -2,4 +2,5 @@
 //!
 //! The tests themselves are under `tests/`; this library holds what several of them share.
 
+pub mod lane;
 pub mod source;

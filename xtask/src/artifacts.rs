@@ -10,12 +10,30 @@ use anyhow::{Context as _, bail};
 /// # Errors
 /// When one of the builds fails; its own output says why.
 pub(crate) fn build_all() -> anyhow::Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let binaries = ["build", "--release", "-p", "coppice", "-p", "coppice-vmm"];
-    run(Command::new(cargo).args(binaries), "the release build")?;
+    build_binaries()?;
     let xtask = std::env::current_exe().context("this program's own path is unknown")?;
     run(Command::new(&xtask).arg("kernel"), "the kernel build")?;
     run(Command::new(&xtask).arg("rootfs"), "the build of the root file systems")
+}
+
+/// Builds the host binaries.
+///
+/// # Errors
+/// When the build fails; its own output says why.
+pub(crate) fn build_binaries() -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let binaries = ["build", "--release", "-p", "coppice", "-p", "coppice-vmm"];
+    run(Command::new(cargo).args(binaries), "the release build")
+}
+
+/// Builds the `tiny` root file system if need be; returns its image.
+///
+/// # Errors
+/// When the build fails; its own output says why.
+pub(crate) fn tiny_image() -> anyhow::Result<PathBuf> {
+    let xtask = std::env::current_exe().context("this program's own path is unknown")?;
+    run(Command::new(&xtask).args(["rootfs", "tiny"]), "the build of the tiny root file system")?;
+    Ok(crate::cache::home().join("images/tiny.ext4"))
 }
 
 /// Top of the checkout.

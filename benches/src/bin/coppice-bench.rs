@@ -1,6 +1,6 @@
 //! Measures on the machine it runs on; `cargo xtask bench` takes it to the right one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Parser, Subcommand};
@@ -68,19 +68,54 @@ enum What {
 fn main() -> anyhow::Result<()> {
     let report = match Cli::parse().what {
         What::Boot { vmm, peer, kernel, root, memory, cpus, options, n } => {
-            let guest = Guest { kernel, root, memory_mib: memory, vcpus: cpus };
-            let mut contenders = vec![Contender::Coppice(vmm)];
+            let local = Local::new()?;
+            let guest = Guest {
+                kernel: local.copy(&kernel)?,
+                root: local.copy(&root)?,
+                memory_mib: memory,
+                vcpus: cpus,
+            };
+            let mut contenders = vec![Contender::Coppice(local.copy(&vmm)?)];
             for peer in peer {
-                contenders.push(parse_peer(&peer)?);
+                contenders.push(match parse_peer(&peer)? {
+                    Contender::Firecracker(path) => Contender::Firecracker(local.copy(&path)?),
+                    other @ Contender::Coppice(_) => other,
+                });
             }
-            boot(&contenders, &guest, &options, n)?
+            boot(&contenders, &guest, &options, n, local.0.path())?
         }
         What::FirstOutput { coppice, kernel, image, memory, n } => {
-            first_output(&FirstCommand { coppice, kernel, image, memory_mib: memory }, n)?
+            let local = Local::new()?;
+            // The command line finds its VMM beside itself.
+            local.copy(&coppice.with_file_name("coppice-vmm"))?;
+            let run = FirstCommand {
+                coppice: local.copy(&coppice)?,
+                kernel: local.copy(&kernel)?,
+                image: local.copy(&image)?,
+                memory_mib: memory,
+            };
+            first_output(&run, n)?
         }
     };
     println!("{report}");
     Ok(())
+}
+
+/// A private directory in the temporary file system, so that no sample waits for a slow disk.
+struct Local(tempfile::TempDir);
+
+impl Local {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self(tempfile::tempdir().context("no temporary directory")?))
+    }
+
+    fn copy(&self, path: &Path) -> anyhow::Result<PathBuf> {
+        let name = path.file_name().context("a file has no name")?;
+        let copy = self.0.path().join(name);
+        std::fs::copy(path, &copy)
+            .with_context(|| format!("{} cannot be copied", path.display()))?;
+        Ok(copy)
+    }
 }
 
 fn parse_peer(text: &str) -> anyhow::Result<Contender> {
@@ -90,13 +125,18 @@ fn parse_peer(text: &str) -> anyhow::Result<Contender> {
     }
 }
 
-fn boot(contenders: &[Contender], guest: &Guest, options: &str, n: usize) -> anyhow::Result<Value> {
-    let scratch = tempfile::tempdir().context("no temporary directory")?;
+fn boot(
+    contenders: &[Contender],
+    guest: &Guest,
+    options: &str,
+    n: usize,
+    scratch: &Path,
+) -> anyhow::Result<Value> {
     let options = format!("{options} init=/bench-init");
     let mut samples: Vec<Sample> = Vec::new();
     for round in 0..=n {
         for contender in contenders {
-            let sample = boot_once(contender, guest, &options, scratch.path())
+            let sample = boot_once(contender, guest, &options, scratch)
                 .with_context(|| format!("{} did not boot", contender.name()))?;
             eprintln!("{}", json!({"round": round, "sample": sample}));
             if round > 0 {

@@ -1,0 +1,14 @@
+//! Bodies of the fuzz targets: each takes bytes nobody trusts and drives the real code with them.
+//!
+//! A body fails by panicking: in the code under test, or in a check of its own that holds for
+//! every input.
+
+pub mod blk_request;
+pub mod control_message;
+pub mod kernel_loader;
+pub mod virtio_mmio;
+
+mod guest;
+mod input;
+#[cfg(test)]
+mod smoke;

@@ -1,0 +1,64 @@
+//! Runs a test where Linux guests can boot.
+//!
+//! A test of a Linux guest calls [`on_best_lane`] with its own name. On a host whose `/dev/kvm`
+//! boots Linux the body runs at once. Elsewhere this very test binary (it is static) is run again
+//! inside the nested lab, for this one test, and its outcome is the test's outcome.
+
+use std::time::Duration;
+
+use coppice_lab::{Lab, LaneChoice, Options};
+
+/// Set inside a lane, so that the body runs instead of being sent on.
+const INSIDE: &str = "COPPICE_TEST_INSIDE_LANE";
+
+/// Longest time one test may take in the nested lab.
+const LIMIT: Duration = Duration::from_secs(900);
+
+/// Runs `body` on the best lane of this machine; `name` is the test's full name as the harness
+/// prints it.
+///
+/// # Panics
+/// When the body does, or when no lane can be had: that is a failure, not a reason to pass.
+#[allow(clippy::panic, clippy::print_stderr)]
+pub fn on_best_lane(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        return body();
+    }
+    let lab = match Lab::open(LaneChoice::Best, &Options::default()) {
+        Ok(lab) => lab,
+        Err(error) => panic!("no lane that boots Linux guests: {}", chain(&error)),
+    };
+    eprintln!("lane: {} ({})", lab.lane().name(), lab.reason());
+    if !lab.lane().is_nested() {
+        return body();
+    }
+    let own = match std::env::current_exe() {
+        Ok(own) => own.to_string_lossy().into_owned(),
+        Err(error) => panic!("the test's own path is unknown: {error}"),
+    };
+    let argv = [own.as_str(), "--exact", name, "--nocapture", "--test-threads=1"];
+    let output = lab.command(argv).env(INSIDE, "1").timeout(LIMIT).output();
+    match output {
+        Ok(output) => {
+            let stdout = String::from_utf8_lossy(&output.stdout);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            eprintln!("{stdout}\n{stderr}");
+            // A misspelt name would select no test and exit with success.
+            assert!(stdout.contains("running 1 test"), "{name} is not the name of this test");
+            assert!(output.status.success(), "{name} failed in the nested lab: {}", output.status);
+        }
+        Err(error) => panic!("{name} did not run to its end in the nested lab: {}", chain(&error)),
+    }
+}
+
+/// An error with its causes on one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
