@@ -9,6 +9,7 @@
 //! itself a [`BusDevice`].
 
 mod bus;
+pub mod legacy;
 mod signal;
 pub mod virtio;
 

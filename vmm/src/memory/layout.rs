@@ -61,5 +61,7 @@ pub const ACPI_SLEEP_STATUS_PORT: u16 = ACPI_SLEEP_PORT + 1;
 pub const ACPI_RESET_PORT: u16 = ACPI_SLEEP_PORT + 2;
 /// The value that resets.
 pub const ACPI_RESET_VALUE: u8 = 1;
+/// The sleep type that stands for power-off (S5), 0 to 7.
+pub const ACPI_S5_TYPE: u8 = 5;
 /// Interrupt line of the ACPI generic event device, which announces VM generation changes.
 pub const GED_GSI: u32 = 9;
