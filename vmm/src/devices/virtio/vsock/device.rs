@@ -12,9 +12,11 @@ use vm_memory::Bytes as _;
 
 use super::muxer::Muxer;
 use super::packet::{RxPacket, TxPacket};
-use super::{NAME_MAX, VsockConfig, VsockError};
+use super::{LIMITS, Limits, NAME_MAX, VsockConfig, VsockError};
 use crate::devices::virtio::queue::next_chain;
-use crate::devices::virtio::{ActivateError, Activation, Interrupt, VirtioDevice};
+use crate::devices::virtio::{
+    ActivateError, Activation, Interrupt, VirtioDevice, read_config_bytes,
+};
 use crate::memory::GuestRam;
 
 /// Queue indices (section 5.10.2).
@@ -67,6 +69,10 @@ impl Vsock {
     /// # Errors
     /// [`VsockError`] when the CID or the name is unfit, or descriptors run out.
     pub fn new(config: VsockConfig) -> Result<Self, VsockError> {
+        Self::with_limits(config, LIMITS)
+    }
+
+    pub(super) fn with_limits(config: VsockConfig, limits: Limits) -> Result<Self, VsockError> {
         let VsockConfig { cid, listener, directory, name } = config;
         if !(3..u32::MAX).contains(&cid) {
             return Err(VsockError::Cid(cid));
@@ -76,7 +82,8 @@ impl Vsock {
             return Err(VsockError::Name(name));
         }
         let cid = u64::from(cid);
-        let muxer = Muxer::new(cid, listener, directory, name).map_err(VsockError::Descriptors)?;
+        let muxer =
+            Muxer::new(cid, listener, directory, name, limits).map_err(VsockError::Descriptors)?;
         Ok(Self { cid, muxer, queues: None, reset: Reset::None })
     }
 
@@ -88,6 +95,18 @@ impl Vsock {
         self.reset = Reset::Pending;
         self.muxer.hold(RESET_TIMEOUT);
         self.work();
+    }
+
+    /// Bytes of memory held for slow readers.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn buffered(&self) -> usize {
+        self.muxer.buffered()
+    }
+
+    /// Number of connections in any state.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn connections(&self) -> usize {
+        self.muxer.connections()
     }
 
     /// Moves packets until both sides have nothing left, or the budget is spent.
@@ -250,12 +269,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
-        let config = self.cid.to_le_bytes();
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        for (index, byte) in data.iter_mut().enumerate() {
-            let field = start.checked_add(index).and_then(|at| config.get(at));
-            *byte = field.copied().unwrap_or(0);
-        }
+        read_config_bytes(&self.cid.to_le_bytes(), offset, data);
     }
 
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {

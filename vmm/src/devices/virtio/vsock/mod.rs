@@ -26,6 +26,8 @@
 
 mod connection;
 mod device;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod muxer;
 mod packet;
 #[cfg(test)]
@@ -51,6 +53,24 @@ pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the guest may take to confirm the end of a connection before it gets an RST.
 pub const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
+/// What bounds a device; tests have smaller ones.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    connections: usize,
+    guest_connections: usize,
+    command: Duration,
+    handshake: Duration,
+    linger: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    connections: MAX_CONNECTIONS,
+    guest_connections: MAX_GUEST_CONNECTIONS,
+    command: COMMAND_TIMEOUT,
+    handshake: HANDSHAKE_TIMEOUT,
+    linger: LINGER_TIMEOUT,
+};
+
 /// Longest name of the device in bytes.
 pub const NAME_MAX: usize = 64;
 

@@ -34,7 +34,7 @@ impl Buffer {
         }
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn capacity(&self) -> usize {
         self.bytes.capacity()
     }

@@ -400,6 +400,11 @@ impl Connection {
         !self.buffer.is_empty()
     }
 
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn buffer_capacity(&self) -> usize {
+        self.buffer.capacity()
+    }
+
     /// Whether the socket has a purpose still.
     pub(crate) fn needs_host(&self) -> bool {
         match self.phase {

@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use super::super::MAX_GUEST_CONNECTIONS;
 use super::super::connection::{Connection, Reaction};
 use super::super::packet::{HOST_CID, Header, Op, RxPacket, TYPE_STREAM, TxPacket};
 use super::host::confirm;
@@ -53,7 +52,7 @@ impl Muxer {
 
     /// Opens the connection that the guest asks for, if somebody listens on the host.
     fn connect(&mut self, ports: Ports, header: &Header) {
-        if self.is_full() || self.by_guest >= MAX_GUEST_CONNECTIONS {
+        if self.is_full() || self.by_guest >= self.limits.guest_connections {
             tracing::warn!("the guest has too many vsock connections; one is refused");
             self.refuse(header, Some(Op::Request));
             return;

@@ -8,7 +8,6 @@ use std::time::Duration;
 use vmm_sys_util::epoll::{ControlOperation, EpollEvent, EventSet};
 
 use super::super::connection::Connection;
-use super::super::{COMMAND_TIMEOUT, MAX_CONNECTIONS};
 use super::command::{COMMAND_MAX, Command, parse};
 use super::{Client, EVENTS, FIRST_HOST_PORT, HOLD, LISTENER, Muxer, Ports, RESUME, Stream, TIMER};
 use crate::sys::vsock as sys;
@@ -64,7 +63,8 @@ impl Muxer {
                 },
             };
             if self.is_full() {
-                tracing::warn!("a vsock client is refused: {MAX_CONNECTIONS} connections exist");
+                let limit = self.limits.connections;
+                tracing::warn!("a vsock client is refused: {limit} connections exist");
                 continue;
             }
             let id = self.next_id();
@@ -72,7 +72,7 @@ impl Muxer {
                 tracing::warn!(%error, "a vsock client cannot be watched");
                 continue;
             }
-            let deadline = self.deadlines.add(id, COMMAND_TIMEOUT);
+            let deadline = self.deadlines.add(id, self.limits.command);
             self.clients.insert(id, Client { socket, deadline });
         }
     }

@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use super::Limits;
 use super::connection::{Connection, Wait};
 use super::packet::Header;
-use super::{HANDSHAKE_TIMEOUT, LINGER_TIMEOUT, MAX_CONNECTIONS};
 use deadlines::Deadlines;
 
 /// RSTs for connections that are not ours, kept until the guest gives receive buffers. When they
@@ -80,6 +80,7 @@ pub(crate) struct Muxer {
     listener: UnixListener,
     directory: OwnedFd,
     name: String,
+    limits: Limits,
     epoll: Epoll,
     deadlines: Deadlines,
     resume: EventFd,
@@ -104,6 +105,7 @@ impl Muxer {
         listener: UnixListener,
         directory: OwnedFd,
         name: String,
+        limits: Limits,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let epoll = Epoll::new()?;
@@ -124,6 +126,7 @@ impl Muxer {
             listener,
             directory,
             name,
+            limits,
             epoll,
             deadlines,
             resume,
@@ -195,8 +198,13 @@ impl Muxer {
         self.streams.len() + self.clients.len()
     }
 
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn buffered(&self) -> usize {
+        self.streams.values().map(|stream| stream.connection.buffer_capacity()).sum()
+    }
+
     fn is_full(&self) -> bool {
-        self.connections() >= MAX_CONNECTIONS
+        self.connections() >= self.limits.connections
     }
 
     fn next_id(&mut self) -> u64 {
@@ -277,8 +285,8 @@ impl Muxer {
             }
             stream.wait = wait.map(|wait| {
                 let limit = match wait {
-                    Wait::Handshake => HANDSHAKE_TIMEOUT,
-                    Wait::Linger => LINGER_TIMEOUT,
+                    Wait::Handshake => self.limits.handshake,
+                    Wait::Linger => self.limits.linger,
                 };
                 (wait, self.deadlines.add(id, limit))
             });

@@ -44,7 +44,7 @@ struct Slices<'a> {
 impl<'a> Slices<'a> {
     fn collect(
         ram: &'a GuestRam,
-        chain: DescriptorChain<&'a GuestRam>,
+        chain: DescriptorChain<&GuestRam>,
         access: Permissions,
     ) -> Result<Self, ChainError> {
         let mut slices = Self { items: [const { None }; sys::MAX_SLICES], count: 0, bytes: 0 };
@@ -121,7 +121,7 @@ impl<'a> TxPacket<'a> {
     /// says (see [`TxPacket::is_complete`]) but is never longer.
     pub(crate) fn parse(
         ram: &'a GuestRam,
-        chain: DescriptorChain<&'a GuestRam>,
+        chain: DescriptorChain<&GuestRam>,
     ) -> Result<Self, ChainError> {
         let slices = Slices::collect(ram, chain, Permissions::Read)?;
         let mut bytes = [0; HEADER_SIZE];
@@ -172,7 +172,7 @@ impl<'a> RxPacket<'a> {
     /// Finds the room for header and payload in a chain.
     pub(crate) fn parse(
         ram: &'a GuestRam,
-        chain: DescriptorChain<&'a GuestRam>,
+        chain: DescriptorChain<&GuestRam>,
     ) -> Result<Self, ChainError> {
         let slices = Slices::collect(ram, chain, Permissions::Write)?;
         // A buffer without room for payload could keep data waiting for ever.

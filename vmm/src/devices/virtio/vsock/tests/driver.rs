@@ -16,7 +16,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::devices::virtio::vsock::packet::{HEADER_SIZE, HOST_CID, Header, Op, TYPE_STREAM};
-use crate::devices::virtio::vsock::{Vsock, VsockConfig};
+use crate::devices::virtio::vsock::{LIMITS, Limits, Vsock, VsockConfig};
 use crate::devices::virtio::{Activation, Interrupt, VirtioDevice};
 use crate::memory::GuestRam;
 
@@ -25,6 +25,8 @@ pub(super) const CID: u32 = 42;
 pub(super) const QUEUE_SIZE: u16 = 64;
 /// Bytes per receive buffer, header included, as Linux has it.
 pub(super) const RX_BUFFER: u32 = 3776;
+/// Event buffers offered.
+pub(super) const EVENT_BUFFERS: u16 = 4;
 const TX_BUFFER: u32 = 128 * 1024;
 const RAM_SIZE: usize = 16 << 20;
 /// Longer than anything takes here, on a machine that is busy with something else.
@@ -134,12 +136,7 @@ impl Guest {
     /// A machine whose driver is ready and has offered all its receive buffers.
     pub(super) fn new() -> Self {
         let mut guest = Self::without_buffers();
-        for index in 0..QUEUE_SIZE {
-            guest.offer_rx(index);
-        }
-        for index in 0..4 {
-            guest.offer_event(index);
-        }
+        guest.offer_buffers();
         guest
     }
 
@@ -152,15 +149,20 @@ impl Guest {
 
     /// A machine in which no driver has been loaded.
     pub(super) fn without_driver() -> Self {
+        Self::with_limits(LIMITS)
+    }
+
+    /// The same with other limits.
+    pub(super) fn with_limits(limits: Limits) -> Self {
         let directory = TempDir::new().unwrap();
         let listener = UnixListener::bind(directory.path().join("vsock")).unwrap();
-        let device = Vsock::new(VsockConfig {
+        let config = VsockConfig {
             cid: CID,
             listener,
             directory: OwnedFd::from(std::fs::File::open(directory.path()).unwrap()),
             name: "vsock".to_owned(),
-        })
-        .unwrap();
+        };
+        let device = Vsock::with_limits(config, limits).unwrap();
         let host = Epoll::new().unwrap();
         let fd = device.host_fd().unwrap();
         host.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0)).unwrap();
@@ -176,6 +178,27 @@ impl Guest {
             host,
             next_tx: 0,
         }
+    }
+
+    pub(super) fn offer_buffers(&mut self) {
+        for index in 0..QUEUE_SIZE {
+            self.offer_rx(index);
+        }
+        for index in 0..EVENT_BUFFERS {
+            self.offer_event(index);
+        }
+        self.device.queue_event(usize::from(RX));
+    }
+
+    /// Starts with empty rings again, as a driver that is loaded anew.
+    pub(super) fn clear_rings(&mut self) {
+        let zeroes = vec![0; 0xC000];
+        self.ram.write_slice(&zeroes, GuestAddress(0x1000)).unwrap();
+        for ring in [&mut self.rx, &mut self.tx, &mut self.event] {
+            ring.available = 0;
+            ring.used = 0;
+        }
+        self.next_tx = 0;
     }
 
     pub(super) fn activate(&mut self) {
@@ -251,6 +274,13 @@ impl Guest {
         assert_eq!(usize::try_from(header.len).unwrap(), bytes.len() - HEADER_SIZE);
         assert_eq!(header.dst_cid, u64::from(CID));
         Some((head, (header, bytes.split_off(HEADER_SIZE))))
+    }
+
+    /// The next event, its buffer kept.
+    pub(super) fn take_event(&mut self) -> Option<(u16, u32)> {
+        let (head, written) = self.event.take_used(&self.ram)?;
+        assert_eq!(written, 4);
+        Some((head, self.ram.read_obj(GuestAddress(self.event.buffer(head))).unwrap()))
     }
 
     /// Takes the next packet, doing the host's work until it comes.

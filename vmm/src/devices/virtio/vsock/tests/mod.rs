@@ -2,4 +2,8 @@
 //! other.
 
 mod driver;
+mod hostile;
+mod lifecycle;
+mod parallel;
+mod pressure;
 mod single;
