@@ -70,3 +70,8 @@ pub fn can_handle_kernel_faults() -> bool {
     let fd = unsafe { libc::ioctl(device, USERFAULTFD_IOC_NEW, libc::O_CLOEXEC) };
     fd >= 0 && super::fd::adopt(fd).is_ok()
 }
+
+/// The process ID of this process's parent: 0 when it lives outside of our PID namespace.
+pub fn parent_id() -> u32 {
+    std::os::unix::process::parent_id()
+}

@@ -7,10 +7,10 @@ use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
 
 /// The one version of the KVM interface there has been since 2007.
-pub const KVM_API_VERSION: i32 = 12;
+pub(super) const KVM_API_VERSION: i32 = 12;
 
 /// Where KVM is.
-pub const KVM_PATH: &str = "/dev/kvm";
+pub(super) const KVM_PATH: &str = "/dev/kvm";
 
 /// Why the host's KVM cannot be used.
 #[derive(Debug, Error)]
@@ -57,7 +57,7 @@ pub enum KvmError {
 ///
 /// # Errors
 /// [`KvmError`], whose text names the remedy.
-pub fn open_kvm() -> Result<Kvm, KvmError> {
+pub(super) fn open_kvm() -> Result<Kvm, KvmError> {
     open_at(KVM_PATH)
 }
 
@@ -87,7 +87,7 @@ fn open_at(path: &str) -> Result<Kvm, KvmError> {
 ///
 /// # Errors
 /// [`KvmError::Capability`] for the first thing that is absent.
-pub fn check_capabilities(kvm: &Kvm) -> Result<(), KvmError> {
+pub(super) fn check_capabilities(kvm: &Kvm) -> Result<(), KvmError> {
     const NEEDED: [Cap; 7] = [
         Cap::UserMemory,
         Cap::Irqchip,

@@ -1,6 +1,25 @@
-//! Placeholder.
-pub mod host;
-pub mod policy;
-pub mod probe;
-pub mod spec;
-pub mod text;
+//! The machine: what it is made of, how it is built, and the one place that changes its state.
+//!
+//! ```text
+//! wire spec + descriptors -> Spec -> Machine (vCPUs, devices, memory)
+//!                             requests -> policy -> Lifecycle -> Machine
+//! ```
+
+mod devices;
+mod error;
+mod host;
+mod lifecycle;
+mod machine;
+mod policy;
+mod probe;
+mod spec;
+mod text;
+
+pub use devices::DeviceError;
+pub use error::VmError;
+pub use host::KvmError;
+pub use lifecycle::Lifecycle;
+pub use policy::{Action, Illegal, next};
+pub use probe::{KernelMode, Report, probe};
+pub use spec::{Spec, SpecError};
+pub use text::one_line;

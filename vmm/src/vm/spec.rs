@@ -19,16 +19,16 @@ use crate::memory::{MAX_MEMORY_MIB, MIN_MEMORY_MIB, MemoryImage};
 use crate::sys::fd::{self, FileKind};
 
 /// Most vCPUs of a machine.
-pub const MAX_VCPUS: u8 = 8;
+pub(super) const MAX_VCPUS: u8 = 8;
 /// Most block devices of a machine.
-pub const MAX_DISKS: usize = 8;
+pub(super) const MAX_DISKS: usize = 8;
 /// Longest disk serial number, in bytes (virtio 1.2 section 5.2.6, VIRTIO_BLK_T_GET_ID).
-pub const MAX_SERIAL: usize = 20;
+pub(super) const MAX_SERIAL: usize = 20;
 /// First context ID a guest may have (virtio 1.2 section 5.10.4); the all-ones ID is reserved.
-pub const FIRST_CID: u32 = 3;
+pub(super) const FIRST_CID: u32 = 3;
 /// Longest name of the vsock socket: `_` and a ten-digit port follow, and all must fit into
 /// `/proc/self/fd/N/NAME` as a socket address of 108 bytes.
-pub const MAX_VSOCK_NAME: usize = 64;
+pub(super) const MAX_VSOCK_NAME: usize = 64;
 
 /// A machine to build.
 #[derive(Debug)]

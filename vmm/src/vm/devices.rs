@@ -1,0 +1,276 @@
+//! Which devices a machine has and where: the one file that names concrete devices.
+//!
+//! The order of the virtio windows is part of what a guest sees (`vda` is the first disk): disks
+//! in the order given, then vsock, entropy, balloon.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use coppice_vmm_protocol::ErrorKind;
+use kvm_ioctls::{IoEventAddress, VmFd};
+use thiserror::Error;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use super::spec::{self, Disk, Spec};
+use crate::devices::legacy::{AcpiRegisters, I8042, PvPanic, Serial, VmGenId, VmGenIdError};
+use crate::devices::virtio::balloon::Balloon;
+use crate::devices::virtio::blk::{Backend, Blk, DiskError, Overlay, Raw};
+use crate::devices::virtio::io_thread::{IoThread, IoThreadError, Source};
+use crate::devices::virtio::mmio::{MmioTransport, QUEUE_NOTIFY};
+use crate::devices::virtio::rng::Rng;
+use crate::devices::virtio::vsock::{Vsock, VsockConfig, VsockError};
+use crate::devices::virtio::{Interrupt, VirtioDevice};
+use crate::devices::{GuestSignals, RangeError, SharedDevice};
+use crate::memory::GuestRam;
+use crate::memory::layout;
+use crate::vcpu::Buses;
+
+/// Why a device cannot be made.
+#[derive(Debug, Error)]
+pub enum DeviceError {
+    /// A disk's files cannot be used.
+    #[error("disk {number} cannot be used")]
+    Disk {
+        /// Its position.
+        number: usize,
+        /// What is wrong.
+        #[source]
+        source: DiskError,
+    },
+    /// The vsock device's sockets cannot be used.
+    #[error("the vsock device cannot be made")]
+    Vsock(#[source] VsockError),
+    /// The console's descriptors cannot be used.
+    #[error("the serial console cannot be made")]
+    Serial(#[source] io::Error),
+    /// The generation ID cannot be written.
+    #[error(transparent)]
+    VmGenId(#[from] VmGenIdError),
+    /// There are more virtio devices than windows.
+    #[error("the machine has more than {} virtio devices: leave some out", layout::VIRTIO_MAX)]
+    TooMany,
+    /// Two devices want the same addresses.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// An event cannot be made or bound to the machine.
+    #[error("the {what} of device {device} cannot be made")]
+    Event {
+        /// Interrupt or kick.
+        what: &'static str,
+        /// The device.
+        device: &'static str,
+        /// What the host said.
+        #[source]
+        source: io::Error,
+    },
+    /// A thread for the devices cannot be started.
+    #[error(transparent)]
+    Thread(#[from] IoThreadError),
+}
+
+impl DeviceError {
+    /// The failure's class.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Disk { .. } => ErrorKind::Disk,
+            Self::Vsock(_) => ErrorKind::Vsock,
+            Self::TooMany => ErrorKind::BadRequest,
+            Self::Serial(_)
+            | Self::VmGenId(_)
+            | Self::Range(_)
+            | Self::Event { .. }
+            | Self::Thread(_) => ErrorKind::Host,
+        }
+    }
+}
+
+/// The devices of a machine.
+pub(super) struct Devices {
+    /// Stopped first.
+    threads: Vec<IoThread>,
+    buses: Arc<Buses>,
+    serial: Arc<Mutex<Serial>>,
+    balloon: Option<Arc<Mutex<Balloon>>>,
+}
+
+/// How many virtio windows a machine of this spec uses.
+pub(super) fn virtio_count(spec: &Spec) -> usize {
+    let optional = [spec.vsock.is_some(), spec.rng, spec.balloon.is_some()];
+    spec.disks.len() + optional.into_iter().filter(|present| *present).count()
+}
+
+impl Devices {
+    /// Makes the devices of `spec` and binds their interrupts and kicks to the machine.
+    ///
+    /// # Errors
+    /// [`DeviceError`]; nothing is left running.
+    pub(super) fn build(
+        vm: &VmFd,
+        ram: &Arc<GuestRam>,
+        spec: Spec,
+        signals: &GuestSignals,
+    ) -> Result<Self, DeviceError> {
+        let mut builder = Builder { vm, ram, buses: Buses::default(), windows: 0 };
+        let serial = builder.add_legacy(spec.console_input, spec.console_output, signals)?;
+        let mut disks = Vec::new();
+        for (number, disk) in spec.disks.into_iter().enumerate() {
+            let blk = open_disk(disk).map_err(|source| DeviceError::Disk { number, source })?;
+            disks.push(builder.add_virtio(Arc::new(Mutex::new(blk)))?);
+        }
+        let mut others = Vec::new();
+        if let Some(vsock) = spec.vsock {
+            let spec::Vsock { cid, listener, directory, name } = vsock;
+            let vsock = Vsock::new(VsockConfig { cid, listener, directory, name })
+                .map_err(DeviceError::Vsock)?;
+            others.push(builder.add_virtio(Arc::new(Mutex::new(vsock)))?);
+        }
+        if spec.rng {
+            others.push(builder.add_virtio(Arc::new(Mutex::new(Rng::default())))?);
+        }
+        let mut balloon = None;
+        if let Some(spec::Balloon { target_mib, free_page_reporting }) = spec.balloon {
+            let device = Arc::new(Mutex::new(Balloon::new(target_mib, free_page_reporting)));
+            others.push(builder.add_virtio(Arc::clone(&device))?);
+            balloon = Some(device);
+        }
+        // A disk may stall on its host file; streams and memory must not stall with it.
+        let mut threads = Vec::new();
+        for (name, sources) in [("disk-io", disks), ("io", others)] {
+            if !sources.is_empty() {
+                threads.push(IoThread::spawn(name, sources)?);
+            }
+        }
+        Ok(Self { threads, buses: Arc::new(builder.buses), serial, balloon })
+    }
+
+    /// What the vCPUs can reach.
+    pub(super) fn buses(&self) -> Arc<Buses> {
+        Arc::clone(&self.buses)
+    }
+
+    /// Lets I/O at hand finish and starts no more. For when no vCPU runs.
+    pub(super) fn pause(&self) {
+        self.threads.iter().for_each(IoThread::pause);
+    }
+
+    /// Undoes [`Devices::pause`].
+    pub(super) fn resume(&self) {
+        self.threads.iter().for_each(IoThread::resume);
+    }
+
+    /// The descriptor that is readable when [`Devices::console_event`] has work.
+    pub(super) fn console_fd(&self) -> RawFd {
+        lock(&self.serial).host_fd()
+    }
+
+    /// The console's input has bytes, or its output takes bytes again.
+    pub(super) fn console_event(&self) {
+        lock(&self.serial).host_event();
+    }
+
+    /// The reason the kernel gave for a panic, if the console showed one.
+    pub(super) fn panic_text(&self) -> Option<String> {
+        lock(&self.serial).panic_text()
+    }
+
+    /// The balloon, if the machine has one.
+    pub(super) fn balloon(&self) -> Option<MutexGuard<'_, Balloon>> {
+        self.balloon.as_ref().map(|balloon| lock(balloon))
+    }
+}
+
+fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
+    device.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn open_disk(disk: Disk) -> Result<Blk, DiskError> {
+    let backend: Box<dyn Backend> = match disk.overlay {
+        Some(overlay) => Box::new(Overlay::new(disk.file, overlay)?),
+        None => Box::new(Raw::new(disk.file)?),
+    };
+    Blk::new(backend, disk.read_only, &disk.serial)
+}
+
+struct Builder<'a> {
+    vm: &'a VmFd,
+    ram: &'a Arc<GuestRam>,
+    buses: Buses,
+    windows: u32,
+}
+
+impl Builder<'_> {
+    /// Adds what every machine has; returns the console.
+    fn add_legacy(
+        &mut self,
+        input: Option<std::fs::File>,
+        output: Option<std::fs::File>,
+        signals: &GuestSignals,
+    ) -> Result<Arc<Mutex<Serial>>, DeviceError> {
+        let line = self.interrupt_line("serial", layout::SERIAL_GSI)?;
+        let serial = Serial::new(line, input.map(Into::into), output.map(Into::into))
+            .map_err(DeviceError::Serial)?;
+        let serial = Arc::new(Mutex::new(serial));
+        let ports: [(u16, u16, SharedDevice); 4] = [
+            (layout::SERIAL_PORT, Serial::PORTS, serial.clone()),
+            (layout::I8042_PORT, I8042::PORTS, Arc::new(Mutex::new(I8042::new(signals.clone())))),
+            (layout::PVPANIC_PORT, 1, Arc::new(Mutex::new(PvPanic::new(signals.clone())))),
+            (
+                layout::ACPI_SLEEP_PORT,
+                AcpiRegisters::PORTS,
+                Arc::new(Mutex::new(AcpiRegisters::new(signals.clone()))),
+            ),
+        ];
+        for (start, count, device) in ports {
+            self.buses.port.insert(start.into(), count.into(), device)?;
+        }
+        let line = self.interrupt_line("vmgenid", layout::GED_GSI)?;
+        VmGenId::new(self.ram, line)?;
+        Ok(serial)
+    }
+
+    /// Puts a device behind the next free window; returns what drives it.
+    fn add_virtio<D: VirtioDevice + 'static>(
+        &mut self,
+        device: Arc<Mutex<D>>,
+    ) -> Result<Source, DeviceError> {
+        let window = self.windows;
+        if usize::try_from(window).map_or(true, |w| w >= layout::VIRTIO_MAX) {
+            return Err(DeviceError::TooMany);
+        }
+        self.windows += 1;
+        let name = lock(&device).name();
+        let line = self.interrupt_line(name, layout::VIRTIO_GSI_BASE + window)?;
+        let base = layout::VIRTIO_MMIO_BASE + u64::from(window) * layout::VIRTIO_MMIO_SIZE;
+        let device: Arc<Mutex<dyn VirtioDevice>> = device;
+        let transport =
+            MmioTransport::new(Arc::clone(&device), Arc::clone(self.ram), Interrupt::new(line));
+        let mut queue_events = Vec::new();
+        for (index, _) in (0u32..).zip(0..transport.queue_count()) {
+            queue_events.push(self.kick(name, base + QUEUE_NOTIFY, index)?);
+        }
+        let transport = Arc::new(Mutex::new(transport));
+        self.buses.memory.insert(base, layout::VIRTIO_MMIO_SIZE, transport)?;
+        Ok(Source { device, queue_events })
+    }
+
+    /// Makes an event that raises an interrupt line.
+    fn interrupt_line(&self, device: &'static str, gsi: u32) -> Result<Arc<EventFd>, DeviceError> {
+        let failed = |source| DeviceError::Event { what: "interrupt", device, source };
+        let line = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(failed)?;
+        self.vm
+            .register_irqfd(&line, gsi)
+            .map_err(|e| failed(io::Error::from_raw_os_error(e.errno())))?;
+        Ok(Arc::new(line))
+    }
+
+    /// Makes an event that KVM signals when the guest writes `index` to `address`.
+    fn kick(&self, device: &'static str, address: u64, index: u32) -> Result<EventFd, DeviceError> {
+        let failed = |source| DeviceError::Event { what: "kick", device, source };
+        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(failed)?;
+        self.vm
+            .register_ioevent(&event, &IoEventAddress::Mmio(address), index)
+            .map_err(|e| failed(io::Error::from_raw_os_error(e.errno())))?;
+        Ok(event)
+    }
+}

@@ -1,0 +1,96 @@
+//! Why a machine cannot be built or changed, with the class a manager acts upon.
+
+use std::io;
+
+use coppice_vmm_protocol::{ErrorBody, ErrorKind};
+use thiserror::Error;
+
+use super::devices::DeviceError;
+use super::host::KvmError;
+use super::policy::Illegal;
+use super::spec::SpecError;
+use super::text::one_line;
+use crate::boot::BootError;
+use crate::memory::MemoryError;
+use crate::vcpu::StartError;
+
+/// Why a request failed.
+#[derive(Debug, Error)]
+pub enum VmError {
+    /// The request is not legal now.
+    #[error(transparent)]
+    Illegal(#[from] Illegal),
+    /// The machine's description is wrong.
+    #[error(transparent)]
+    Spec(#[from] SpecError),
+    /// The host's KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// KVM refused a step of building the machine.
+    #[error("KVM cannot {step}")]
+    Step {
+        /// What was to be done.
+        step: &'static str,
+        /// What KVM said.
+        #[source]
+        source: io::Error,
+    },
+    /// Guest memory cannot be made.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The kernel and what goes with it cannot be loaded.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// A vCPU cannot be given its first state.
+    #[error("vCPU {index} cannot be set up")]
+    Cpu {
+        /// The vCPU's number.
+        index: u8,
+        /// What is wrong.
+        #[source]
+        source: crate::boot::cpu::CpuError,
+    },
+    /// A vCPU cannot be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A device cannot be made.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// There is no balloon to set.
+    #[error("the machine has no balloon: create it with one")]
+    NoBalloon,
+    /// The balloon would take more than there is.
+    #[error("the balloon cannot take {target_mib} MiB of a machine with {memory_mib} MiB")]
+    BalloonTarget {
+        /// What was asked for.
+        target_mib: u32,
+        /// What there is.
+        memory_mib: u32,
+    },
+}
+
+impl VmError {
+    /// For `map_err`: the failure of one step with KVM.
+    pub(super) fn step(step: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |e| Self::Step { step, source: io::Error::from_raw_os_error(e.errno()) }
+    }
+
+    /// The failure's class.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Illegal(_) => ErrorKind::State,
+            Self::Spec(e) => e.kind(),
+            Self::Kvm(_) | Self::Step { .. } | Self::Cpu { .. } => ErrorKind::Kvm,
+            Self::Memory(_) => ErrorKind::Memory,
+            Self::Boot(e) => e.kind(),
+            Self::Start(_) => ErrorKind::Host,
+            Self::Device(e) => e.kind(),
+            Self::NoBalloon | Self::BalloonTarget { .. } => ErrorKind::BadRequest,
+        }
+    }
+
+    /// The failure as it travels to the manager.
+    pub fn to_body(&self) -> ErrorBody {
+        ErrorBody { kind: self.kind(), message: one_line(self) }
+    }
+}
