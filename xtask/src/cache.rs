@@ -199,6 +199,55 @@ pub(crate) fn check_space(place: &Path, bytes: u64, label: &str) -> Result<()> {
     Ok(())
 }
 
+/// Replaces the file at `path` in one step.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+    let context = || format!("cannot write {}", path.display());
+    let temporary = path.with_extension("new");
+    fs::write(&temporary, text).with_context(context)?;
+    fs::rename(&temporary, path).with_context(context)
+}
+
+/// Makes the file at `path` by `build` in a temporary directory beside it, unless it was made from
+/// the same `key` before. For artefacts that change too often to keep every version.
+///
+/// # Errors
+/// Those of `build`, and of the file system; the file is then as it was.
+pub(crate) fn keyed_file(
+    path: &Path,
+    key: &str,
+    label: &str,
+    build: impl FnOnce(&Path) -> Result<()>,
+) -> Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|n| n.to_str()))
+    else {
+        bail!("{} is no place for a file", path.display());
+    };
+    fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    let _lock = lock(&parent.join(format!(".{name}.lock")), label)?;
+    let key_path = parent.join(format!(".{name}.key"));
+    if path.is_file() && fs::read_to_string(&key_path).is_ok_and(|made_from| made_from == key) {
+        return Ok(());
+    }
+    let prefix = format!(".{name}.tmp.");
+    remove_stale(parent, &prefix)?;
+    let temporary = tempfile::Builder::new()
+        .prefix(&prefix)
+        .tempdir_in(parent)
+        .with_context(|| format!("cannot make a directory in {}", parent.display()))?;
+    let new = temporary.path().join(name);
+    build(&new).map_err(|error| explain_space(error, parent))?;
+    let context = || format!("cannot put {} in place", path.display());
+    // Without the key a crash between the two renames only means another build.
+    match fs::remove_file(&key_path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(context);
+        }
+        _ => {}
+    }
+    fs::rename(&new, path).with_context(context)?;
+    write_file(&key_path, key)
+}
+
 /// Makes `link` point to `target`, in one step, whatever was there before.
 pub(crate) fn link(target: &Path, link: &Path) -> Result<()> {
     let context = || format!("cannot link {} to {}", link.display(), target.display());

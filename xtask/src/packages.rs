@@ -1,5 +1,7 @@
 //! Debian packages: tools a build needs, and pinned downloads checked against digests.
 
+mod pinned;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,6 +10,8 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::cache::sha256_file;
 use crate::{command, progress};
+
+pub(crate) use pinned::{Fetched, Pin, fetch, newest};
 
 /// One version of a package as apt's index, which the archive signs, describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]

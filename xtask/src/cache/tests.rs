@@ -107,3 +107,31 @@ fn a_link_replaces_the_one_before() {
     }
     assert_eq!(names(&dir.path().join("sub")), ["link"]);
 }
+
+#[test]
+fn a_keyed_file_is_made_anew_only_for_another_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sub/image");
+    let make = |key: &str, text: &str| {
+        keyed_file(&path, key, "image", |new| Ok(fs::write(new, text)?)).unwrap();
+        fs::read_to_string(&path).unwrap()
+    };
+    assert_eq!(make("k1", "one"), "one");
+    assert_eq!(make("k1", "two"), "one");
+    assert_eq!(make("k2", "three"), "three");
+    assert_eq!(names(&dir.path().join("sub")), [".image.key", ".image.lock", "image"]);
+}
+
+#[test]
+fn a_keyed_file_survives_a_failed_build_of_its_successor() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    keyed_file(&path, "k1", "image", |new| Ok(fs::write(new, "one")?)).unwrap();
+    let failed = keyed_file(&path, "k2", "image", |new| {
+        fs::write(new, "half")?;
+        bail!("broken")
+    });
+    assert_eq!(failed.unwrap_err().to_string(), "broken");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "one");
+    assert_eq!(names(dir.path()), [".image.key", ".image.lock", "image"]);
+}

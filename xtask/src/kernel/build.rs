@@ -12,9 +12,9 @@ use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use super::config::Wanted;
-use super::source::Source;
 use super::{Flavour, Series};
 use crate::cache::{Key, check_space};
+use crate::packages::Fetched;
 use crate::{command, progress};
 
 /// Changes whenever this file builds something else from the same ingredients.
@@ -63,7 +63,7 @@ pub(super) struct Job<'a> {
     pub(super) flavour: Flavour,
     pub(super) series: Series,
     pub(super) wanted: &'a Wanted,
-    pub(super) source: &'a Source,
+    pub(super) source: &'a Fetched,
     /// The name in what the user reads.
     pub(super) label: &'a str,
 }
@@ -73,7 +73,7 @@ pub(super) struct Job<'a> {
 struct Record<'a> {
     flavour: &'static str,
     series: &'static str,
-    source: &'a Source,
+    source: &'a Fetched,
     compiler: String,
     linker: String,
     recipe: &'static str,
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn the_key_changes_with_source_options_and_flavour() {
-        let source = |sha256: &str| Source {
+        let source = |sha256: &str| Fetched {
             package: "p".into(),
             version: "1".into(),
             sha256: sha256.into(),
