@@ -7,6 +7,7 @@ pub mod blk_request;
 pub mod control_message;
 pub mod kernel_loader;
 pub mod virtio_mmio;
+pub mod vsock_packet;
 
 mod guest;
 mod input;

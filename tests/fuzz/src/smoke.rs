@@ -44,6 +44,11 @@ fn blk_request() {
 }
 
 #[test]
+fn vsock_packet() {
+    smoke(super::vsock_packet::run, 500, 3000);
+}
+
+#[test]
 fn kernel_loader() {
     smoke(super::kernel_loader::run, 100, 4000);
     mutate(super::kernel_loader::run, &kernel_seed());
