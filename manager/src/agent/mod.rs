@@ -82,6 +82,3 @@ impl Agent {
         transport::check(status, &body, StatusCode::NO_CONTENT)
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use coppice_vmm_protocol::ErrorKind;
+use coppice_vmm_protocol::{ErrorBody, ErrorKind};
 use rustix::fs::{Access, access};
 use thiserror::Error;
 
@@ -78,13 +78,16 @@ pub enum Error {
     #[error("the sandbox was booted already")]
     BootedTwice,
     /// The VMM refused to build or run the machine.
-    #[error("the machine cannot be made")]
+    #[error("the machine cannot be made from the kernel {} and the image {}",
+            kernel.display(), image.display())]
     Refused {
-        /// The VMM's answer.
+        /// The VMM's class and text.
         #[source]
         source: vmm::Error,
         /// The kernel it was to run.
         kernel: PathBuf,
+        /// The root file system.
+        image: PathBuf,
     },
     /// The VMM process failed.
     #[error("the VMM failed")]
@@ -147,7 +150,12 @@ fn boot_text(cause: &Cause, kernel: &Path, image: &Path) -> String {
 
 impl Names {
     pub(super) fn refusal(&self, source: vmm::Error) -> Error {
-        Error::Refused { source, kernel: self.kernel.clone() }
+        match source.kind() {
+            Some(_) => {
+                Error::Refused { source, kernel: self.kernel.clone(), image: self.image.clone() }
+            }
+            None => Error::Vmm(source),
+        }
     }
 
     pub(super) fn failed_boot(&self, cause: Cause) -> Error {
@@ -184,6 +192,9 @@ impl Error {
     /// The failure as users see it.
     pub fn failure(&self) -> Failure {
         let (class, remedy) = self.advice();
+        if let Self::Refused { source: vmm::Error::Refused(body), kernel, image } = self {
+            return refusal(class, body, remedy, kernel, image);
+        }
         Failure::new(class, chain(self), remedy)
     }
 
@@ -218,7 +229,7 @@ impl Error {
                 (Class::Host, "see `ulimit -n` and free descriptors".into())
             }
             Self::BootedTwice => (Class::Internal, REPORT.into()),
-            Self::Refused { source, kernel } => refusal_advice(source, kernel),
+            Self::Refused { source, .. } => refusal_advice(source.kind()),
             Self::Vmm(vmm::Error::Spawn { .. }) => (
                 Class::ProgramMissing,
                 "put coppice-vmm next to coppice or name it with --vmm".into(),
@@ -248,24 +259,36 @@ fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-fn refusal_advice(source: &vmm::Error, kernel: &Path) -> (Class, String) {
-    let Some(kind) = source.kind() else {
-        return (Class::Internal, REPORT.into());
+/// The VMM's words, with the name of the file it only knows as a descriptor. They end with a
+/// remedy of their own after a semicolon where there is a better one than ours.
+fn refusal(class: Class, body: &ErrorBody, remedy: String, kernel: &Path, image: &Path) -> Failure {
+    let (what, remedy) = match body.message.rsplit_once("; ") {
+        Some((what, theirs)) => (what, theirs.to_owned()),
+        None => (body.message.as_str(), remedy),
     };
-    match kind {
-        ErrorKind::Kernel => (
-            Class::KernelInvalid,
-            format!("{} must be a whole ELF vmlinux or bzImage for x86-64", kernel.display()),
-        ),
+    match body.kind {
+        ErrorKind::Kernel => Failure::new(class, format!("{}: {what}", kernel.display()), remedy),
         ErrorKind::Initrd | ErrorKind::Disk => {
+            Failure::new(class, format!("{}: {what}", image.display()), remedy)
+        }
+        _ => Failure::new(class, what, remedy),
+    }
+}
+
+fn refusal_advice(kind: Option<ErrorKind>) -> (Class, String) {
+    match kind {
+        Some(ErrorKind::Kernel) => {
+            (Class::KernelInvalid, "give a whole ELF vmlinux or bzImage for x86-64".into())
+        }
+        Some(ErrorKind::Initrd | ErrorKind::Disk) => {
             (Class::ImageInvalid, "copy or build the image again (cargo xtask rootfs)".into())
         }
-        ErrorKind::Memory => {
+        Some(ErrorKind::Memory) => {
             (Class::MemoryTooSmall, "give the guest more memory with --memory".into())
         }
-        ErrorKind::Cmdline => (Class::CmdlineInvalid, "shorten what --append adds".into()),
-        ErrorKind::Kvm => kvm_advice(),
-        ErrorKind::Vsock | ErrorKind::Host => {
+        Some(ErrorKind::Cmdline) => (Class::CmdlineInvalid, "change what --append adds".into()),
+        Some(ErrorKind::Kvm) => kvm_advice(),
+        Some(ErrorKind::Vsock | ErrorKind::Host) => {
             (Class::Host, "run `coppice doctor` to see what the host lacks".into())
         }
         _ => (Class::Internal, REPORT.into()),
