@@ -68,8 +68,12 @@ impl Vmm {
     pub fn start() -> Self {
         let (ours, theirs) = ControlSocket::pair().unwrap();
         let program = format!("'{VMM}' --control-fd 3");
-        let child = command_with_socket(&program, theirs.into_fd()).spawn().unwrap();
-        Self { child, socket: ours, next_id: 1, events: Vec::new() }
+        Self::with(command_with_socket(&program, theirs.into_fd()).spawn().unwrap(), ours)
+    }
+
+    /// Takes over a process that serves the other end of `socket`.
+    pub fn with(child: Child, socket: ControlSocket) -> Self {
+        Self { child, socket, next_id: 1, events: Vec::new() }
     }
 
     /// Starts a process and a machine that runs `code`; returns its console output too.
