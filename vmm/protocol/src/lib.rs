@@ -10,6 +10,7 @@
 //! This crate is a leaf: both sides use it, and it knows neither of them.
 
 mod message;
+mod options;
 mod socket;
 mod spec;
 mod sys;
@@ -18,5 +19,6 @@ pub use message::{
     ErrorBody, ErrorKind, Event, EventBody, ExitReason, Incoming, Op, Reply, Request, ResultBody,
     VmState, VmStatus,
 };
+pub use options::FAST_BOOT_OPTIONS;
 pub use socket::{ControlSocket, MAX_FDS, MAX_PACKET, SocketError};
 pub use spec::{BalloonSpec, ConsoleSpec, DiskSpec, FdIndex, MachineSpec, VsockSpec};
