@@ -1,3 +1,5 @@
+//! Tests of the balloon against real, private guest memory.
+
 use std::sync::Arc;
 
 use proptest::prelude::*;

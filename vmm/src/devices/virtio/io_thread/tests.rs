@@ -1,3 +1,5 @@
+//! Tests of the I/O thread with a device that tells what it was called for.
+
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 

@@ -1,3 +1,5 @@
+//! Tests of the transport: the order a driver keeps, and orders none would.
+
 use std::collections::HashSet;
 
 use proptest::prelude::*;

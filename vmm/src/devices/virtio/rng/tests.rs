@@ -1,3 +1,5 @@
+//! Tests of the entropy device.
+
 use vm_memory::GuestAddress;
 
 use super::super::testing::{Driver, MEMORY, SEAM, interrupt, memory};

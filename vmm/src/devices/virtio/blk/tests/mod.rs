@@ -1,3 +1,5 @@
+//! Tests of the block device, request by request, over real files.
+
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
