@@ -115,7 +115,8 @@ impl Machine {
             4 => {
                 let (queue, index) = (u32::from(input.u8() % 4), input.u16() % QUEUE_SIZE);
                 let addr = guest::address(input);
-                let descriptor = (addr, input.u32() >> (input.u8() % 32), input.u16() % 8, input.u16() % 20);
+                let descriptor =
+                    (addr, input.u32() >> (input.u8() % 32), input.u16() % 8, input.u16() % 20);
                 guest::describe(&self.ram, rings(queue), index, descriptor);
             }
             5 => {
