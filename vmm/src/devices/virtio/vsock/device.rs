@@ -103,6 +103,12 @@ impl Vsock {
         self.muxer.buffered()
     }
 
+    /// Number of places in the line for receive buffers.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn queued(&self) -> usize {
+        self.muxer.queued()
+    }
+
     /// Number of connections in any state.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn connections(&self) -> usize {

@@ -72,6 +72,7 @@ pub fn play(program: &[u8], directory: &Path) {
     let mut program = Program(program);
     while machine.step(&mut program).is_some() {
         assert!(machine.device.connections() <= CONNECTIONS, "there are too many connections");
+        assert!(machine.device.queued() <= CONNECTIONS, "the line holds more than connections");
         let bound = CONNECTIONS * 64 * 1024;
         assert!(machine.device.buffered() <= bound, "too much memory is held");
     }

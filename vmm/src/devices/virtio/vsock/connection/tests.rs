@@ -107,13 +107,13 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        (1_u32..70_000).prop_map(Step::GuestSends),
-        (1_u32..70_000).prop_map(Step::GuestReads),
-        (1_usize..70_000).prop_map(Step::HostSends),
-        (1_usize..70_000).prop_map(Step::HostReads),
+        (1_u32..30_000).prop_map(Step::GuestSends),
+        (1_u32..30_000).prop_map(Step::GuestReads),
+        (1_usize..30_000).prop_map(Step::HostSends),
+        (1_usize..30_000).prop_map(Step::HostReads),
         (1_usize..9_000).prop_map(Step::Fill),
     ];
-    proptest::collection::vec(step, 1..200)
+    proptest::collection::vec(step, 1..100)
 }
 
 /// Both ends, their buffers and what they have seen.
@@ -268,8 +268,8 @@ proptest! {
         world.run_dry();
         prop_assert_eq!(world.host_read, world.guest_sent);
         prop_assert_eq!(usize::try_from(world.guest_received).unwrap(), world.host_sent);
-        // All credit is back, or enough of it that a writer does not stand still.
-        prop_assert!(world.guest_credit() > 0);
+        // Enough credit is back that no writer stands still.
+        prop_assert!(world.guest_credit() > BUFFER_SIZE / 2);
         prop_assert_eq!(world.connection.buffer_capacity(), 0);
     }
 }

@@ -203,6 +203,11 @@ impl Muxer {
         self.streams.values().map(|stream| stream.connection.buffer_capacity()).sum()
     }
 
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn queued(&self) -> usize {
+        self.ready.len()
+    }
+
     fn is_full(&self) -> bool {
         self.connections() >= self.limits.connections
     }

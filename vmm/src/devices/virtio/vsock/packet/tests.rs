@@ -75,6 +75,8 @@ fn any_header() -> impl Strategy<Value = Header> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     #[test]
     fn headers_have_the_layout_of_the_virtio_vsock_crate(header in any_header()) {
         let header = Header { len: header.len % 1000, ..header };

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use crate::devices::virtio::vsock::fuzz::play;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
     fn no_guest_makes_the_device_panic_hang_or_grow(

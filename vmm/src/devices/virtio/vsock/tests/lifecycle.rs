@@ -73,6 +73,16 @@ fn an_accepted_connection_outlives_the_handshake_deadline() {
 }
 
 #[test]
+fn connections_that_come_and_go_unheard_leave_no_trace() {
+    let mut guest = Guest::without_buffers();
+    for round in 0..100 {
+        drop(guest.client(round));
+        guest.settle();
+        assert_eq!((guest.device.connections(), guest.device.queued()), (0, 0));
+    }
+}
+
+#[test]
 fn a_transport_reset_ends_streams_and_new_ones_wait_until_the_guest_has_seen_it() {
     let (mut guest, mut client, request) = open();
     guest.device.reset_streams();
