@@ -1,0 +1,62 @@
+//! The ways a machine ends, and that nothing is left of it.
+
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use coppice_vmm_protocol::ExitReason;
+
+use crate::common::{bare_machine, block_on, on_lane, tiny};
+use crate::cycles::vmm_processes;
+
+#[test]
+fn a_reboot_is_told_from_a_power_off() {
+    on_lane!({
+        block_on(async {
+            let (vmm, mut console) = bare_machine("/bin/sh", Vec::new()).await;
+            console.write_all(b"reboot -f\n").unwrap();
+            assert_eq!(vmm.ended().await.reason, Some(ExitReason::Reset));
+        });
+    });
+}
+
+#[test]
+fn a_panic_is_reported_as_such() {
+    on_lane!({
+        block_on(async {
+            // An init that ends makes the kernel panic.
+            let (vmm, _console) = bare_machine("/bin/true", Vec::new()).await;
+            assert_eq!(vmm.ended().await.reason, Some(ExitReason::Panic));
+        });
+    });
+}
+
+#[test]
+fn a_termination_signal_ends_the_machine_in_order() {
+    on_lane!({
+        block_on(async {
+            let (vmm, _console) = bare_machine("/bin/sh", Vec::new()).await;
+            let pid = vmm.pid().to_string();
+            assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+            let end = vmm.ended().await;
+            assert_eq!(end.reason, Some(ExitReason::Stopped));
+            assert!(end.status.unwrap().success());
+        });
+    });
+}
+
+#[test]
+fn a_killed_manager_leaves_no_machine() {
+    on_lane!({
+        let mut command = tiny(&[], &["sh", "-c", "echo up; sleep 1000"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut up = [0u8; 3];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut up).unwrap();
+        let machines = vmm_processes();
+        assert_eq!(machines.len(), 1);
+        let watched = crate::cycles::ProcessEnd::watch(machines[0]);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        watched.wait();
+        assert!(vmm_processes().is_empty());
+    });
+}
