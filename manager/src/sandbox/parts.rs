@@ -7,17 +7,16 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use coppice_vmm_protocol::{ConsoleSpec, DiskSpec, MachineSpec, VsockSpec};
+use coppice_vmm_protocol::{ConsoleSpec, DiskSpec, FAST_BOOT_OPTIONS, MachineSpec, VsockSpec};
 use rustix::fs::{Mode, OFlags, open, statvfs};
 
 use super::{Config, Error, MIN_MEMORY_MIB, VSOCK_NAME};
 use crate::image::{self, Format};
 use crate::vmm::Passed;
 
-/// Kernel parameters for every guest: a console that tells of errors only, an end instead of a
-/// hang when the kernel panics, and no probing for what these machines do not have.
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=t no_timer_check tsc=reliable \
-                       8250.nr_uarts=1 cryptomgr.notests";
+/// Kernel parameters for every guest besides [`FAST_BOOT_OPTIONS`]: a console for the reason when
+/// it does not come up, and an end instead of a hang when the kernel panics.
+const CMDLINE: &str = "console=ttyS0 panic=-1 reboot=t";
 /// Path of the agent in our images.
 const INIT: &str = "/sbin/init";
 /// The guest's context ID. Each machine's vsock is its own, so all can have the same.
@@ -142,8 +141,8 @@ fn cmdline(format: Format, append: Option<&str>) -> String {
         Format::Cpio => format!("rdinit={INIT}"),
     };
     match append {
-        Some(append) => format!("{CMDLINE} {root} {append}"),
-        None => format!("{CMDLINE} {root}"),
+        Some(append) => format!("{FAST_BOOT_OPTIONS} {CMDLINE} {root} {append}"),
+        None => format!("{FAST_BOOT_OPTIONS} {CMDLINE} {root}"),
     }
 }
 
