@@ -122,22 +122,13 @@ fn is_host(peer: &OwnedFd) -> bool {
         .is_ok_and(|address| address.cid() == libc::VMADDR_CID_HOST)
 }
 
-/// Connects to the host's vsock `port` and writes `line`.
-pub(crate) async fn tell_host(port: u32, line: &[u8]) -> io::Result<()> {
-    let socket = sys::watch(vsock_socket()?)?;
-    let address = VsockAddr::new(libc::VMADDR_CID_HOST, port);
-    match socket::connect(socket.as_raw_fd(), &address) {
-        Ok(()) => {}
-        Err(nix::errno::Errno::EINPROGRESS) => {
-            // Writable means decided: connected, or refused with the reason in SO_ERROR.
-            socket.writable().await?.retain_ready();
-            match socket::getsockopt(socket.get_ref(), socket::sockopt::SocketError)? {
-                0 => {}
-                code => return Err(io::Error::from_raw_os_error(code)),
-            }
-        }
-        Err(error) => return Err(error.into()),
-    }
+/// Connects to `endpoint` and writes `line`. A vsock port is one of the host.
+pub(crate) async fn tell_host(endpoint: &Endpoint, line: &[u8]) -> io::Result<()> {
+    let socket = match endpoint {
+        Endpoint::Vsock(port) => connect_vsock(*port).await?,
+        Endpoint::Tcp(address) => sys::watch(std::net::TcpStream::connect(address)?.into())?,
+        Endpoint::Unix(path) => sys::watch(std::os::unix::net::UnixStream::connect(path)?.into())?,
+    };
     let mut rest = line;
     while !rest.is_empty() {
         let mut guard = socket.writable().await?;
@@ -146,6 +137,26 @@ pub(crate) async fn tell_host(port: u32, line: &[u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+async fn connect_vsock(port: u32) -> io::Result<AsyncFd<OwnedFd>> {
+    let socket = vsock_socket()?;
+    let address = VsockAddr::new(libc::VMADDR_CID_HOST, port);
+    let decided = match socket::connect(socket.as_raw_fd(), &address) {
+        Ok(()) => true,
+        Err(nix::errno::Errno::EINPROGRESS) => false,
+        Err(error) => return Err(error.into()),
+    };
+    // Watched only now: a socket that connects to nothing counts as writable.
+    let socket = sys::watch(socket)?;
+    if !decided {
+        // Writable means decided: connected, or refused with the reason in SO_ERROR.
+        socket.writable().await?.retain_ready();
+    }
+    match socket::getsockopt(socket.get_ref(), socket::sockopt::SocketError)? {
+        0 => Ok(socket),
+        code => Err(io::Error::from_raw_os_error(code)),
+    }
 }
 
 fn send(socket: &AsyncFd<OwnedFd>, bytes: &[u8]) -> io::Result<usize> {

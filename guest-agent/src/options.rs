@@ -1,6 +1,6 @@
 //! Command line of the agent.
 
-use coppice_agent_protocol::{CONTROL_PORT, ENVD_PORT};
+use coppice_agent_protocol::{CONTROL_PORT, ENVD_PORT, READY_PORT};
 
 use crate::net::Endpoint;
 
@@ -11,11 +11,17 @@ pub struct Options {
     pub listen: Endpoint,
     /// Where the control service listens.
     pub control: Endpoint,
+    /// Where the ready line goes once both listen; a vsock port is one of the host.
+    pub ready: Endpoint,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { listen: Endpoint::Vsock(ENVD_PORT), control: Endpoint::Vsock(CONTROL_PORT) }
+        Self {
+            listen: Endpoint::Vsock(ENVD_PORT),
+            control: Endpoint::Vsock(CONTROL_PORT),
+            ready: Endpoint::Vsock(READY_PORT),
+        }
     }
 }
 
@@ -23,7 +29,7 @@ impl Default for Options {
 #[derive(Debug, thiserror::Error)]
 pub enum OptionsError {
     /// An option nobody knows.
-    #[error("unknown option {0:?}: the options are --listen ENDPOINT and --control ENDPOINT")]
+    #[error("unknown option {0:?}: the options are --listen, --control and --ready")]
     Unknown(String),
     /// An option without its value.
     #[error("{0} needs an endpoint: vsock:PORT, tcp:ADDRESS:PORT or unix:PATH")]
@@ -49,6 +55,7 @@ impl Options {
             let target = match argument.as_str() {
                 "--listen" => &mut options.listen,
                 "--control" => &mut options.control,
+                "--ready" => &mut options.ready,
                 _ if lenient => continue,
                 _ => return Err(OptionsError::Unknown(argument)),
             };
@@ -72,6 +79,7 @@ mod tests {
         let options = parse("", false).unwrap();
         assert_eq!(options.listen.to_string(), "vsock:49983");
         assert_eq!(options.control.to_string(), "vsock:49982");
+        assert_eq!(options.ready.to_string(), "vsock:49981");
     }
 
     #[test]

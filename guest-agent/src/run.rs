@@ -3,10 +3,9 @@
 use std::io;
 use std::rc::Rc;
 
+use coppice_agent_protocol::ReadyLine;
 use coppice_agent_protocol::control::{Shutdown, ShutdownMode};
-use coppice_agent_protocol::{READY_PORT, ReadyLine};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
 use crate::agent::Agent;
@@ -20,6 +19,9 @@ const FILE_THREADS: usize = 4;
 
 /// Stack of a helper thread.
 const THREAD_STACK: usize = 256 * 1024;
+
+/// A helper thread without work ends after this time.
+const THREAD_IDLE: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// Why the agent cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +62,7 @@ pub fn run(options: &Options) -> Result<(), RunError> {
         .enable_all()
         .max_blocking_threads(FILE_THREADS)
         .thread_stack_size(THREAD_STACK)
+        .thread_keep_alive(THREAD_IDLE)
         .build()
         .map_err(RunError::Runtime)?;
     let tasks = LocalSet::new();
@@ -82,29 +85,28 @@ async fn live(agent: Rc<Agent>, options: &Options) -> Result<Option<ShutdownMode
     // the connection below is made.
     let ready =
         ReadyLine { version: env!("CARGO_PKG_VERSION").to_owned(), uptime_us: agent.started_us };
-    if matches!(options.listen, Endpoint::Vsock(_)) {
-        tokio::task::spawn_local(async move {
-            // A host that does not wait for the agent refuses; that is its choice.
-            let _ = net::tell_host(READY_PORT, &ready.encode()).await;
-        });
-        tokio::task::yield_now().await;
-    }
+    let host = options.ready.clone();
+    tokio::task::spawn_local(async move {
+        // A host that does not wait for the agent refuses; that is its choice.
+        let _ = net::tell_host(&host, &ready.encode()).await;
+    });
+    tokio::task::yield_now().await;
     if agent.init {
         boot::prepare();
     }
     agent.serving_us.set(clock::boottime_us());
-    let childless = Rc::new(Notify::new());
-    tokio::task::spawn_local(reap(Rc::clone(&agent), children, Rc::clone(&childless)));
+    tokio::task::spawn_local(reap(Rc::clone(&agent), children));
     tokio::task::spawn_local(server::serve(envd, Rc::clone(&agent), envd::route));
     tokio::task::spawn_local(server::serve(control, Rc::clone(&agent), control::route));
     obey_signals(&agent)?;
 
     let how = agent.shutdown_asked().await;
     if agent.init {
-        shutdown::end_processes(how, &childless).await;
+        shutdown::end_processes(how, &agent.processes).await;
         return Ok(Some(how.mode));
     }
     agent.processes.terminate();
+    let _ = tokio::time::timeout(how.grace(), agent.processes.all_ended()).await;
     Ok(None)
 }
 
@@ -115,11 +117,9 @@ fn listen(endpoint: &Endpoint) -> Result<Listener, RunError> {
 
 /// Reaps whenever a child has ended. Children that end before the first wait are not missed: the
 /// signal was watched before anything could start.
-async fn reap(agent: Rc<Agent>, mut children: Signal, childless: Rc<Notify>) {
+async fn reap(agent: Rc<Agent>, mut children: Signal) {
     loop {
-        if !agent.processes.reap() {
-            childless.notify_one();
-        }
+        agent.processes.reap();
         if children.recv().await.is_none() {
             return;
         }

@@ -5,14 +5,13 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
+use crate::log;
+use crate::process::Processes;
 use coppice_agent_protocol::control::{Shutdown, ShutdownMode};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tokio::sync::Notify;
-
-use crate::log;
 
 /// Time processes have to vanish after `SIGKILL`; only those stuck in the kernel need it.
 const KILL_WAIT: Duration = Duration::from_secs(2);
@@ -20,25 +19,23 @@ const KILL_WAIT: Duration = Duration::from_secs(2);
 /// Inode of the initial PID namespace (`PROC_PID_INIT_INO` of linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Ends all processes. `childless` is notified whenever the last child was reaped: as every orphan
-/// becomes init's child, no child means no process.
-pub(crate) async fn end_processes(shutdown: Shutdown, childless: &Notify) {
-    let grace = shutdown.grace_ms.min(Shutdown::MAX_GRACE_MS);
+/// Ends all processes of the guest.
+pub(crate) async fn end_processes(shutdown: Shutdown, processes: &Processes) {
     // Interactive shells ignore SIGTERM; stopped processes act on neither before SIGCONT.
     for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCONT] {
         signal_all(signal);
     }
-    if wait(childless, Duration::from_millis(grace.into())).await {
+    if wait(processes, shutdown.grace()).await {
         return;
     }
     signal_all(Signal::SIGKILL);
-    if !wait(childless, KILL_WAIT).await {
+    if !wait(processes, KILL_WAIT).await {
         log::warn(format_args!("some processes survived SIGKILL"));
     }
 }
 
-async fn wait(childless: &Notify, limit: Duration) -> bool {
-    tokio::time::timeout(limit, childless.notified()).await.is_ok()
+async fn wait(processes: &Processes, limit: Duration) -> bool {
+    tokio::time::timeout(limit, processes.all_ended()).await.is_ok()
 }
 
 /// To every process but this one. Without any there is nobody to tell.

@@ -9,6 +9,8 @@
 //!
 //! Errors have a 4xx or 5xx status and the body of a [`crate::ConnectError`].
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::json::Blob;
@@ -65,6 +67,12 @@ impl Shutdown {
     pub const DEFAULT_GRACE_MS: u32 = 2_000;
     /// Longer graces are cut to this.
     pub const MAX_GRACE_MS: u32 = 60_000;
+
+    /// The grace to give.
+    #[must_use]
+    pub fn grace(&self) -> Duration {
+        Duration::from_millis(self.grace_ms.min(Self::MAX_GRACE_MS).into())
+    }
 }
 
 const fn default_grace_ms() -> u32 {

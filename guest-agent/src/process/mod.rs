@@ -152,6 +152,8 @@ pub(crate) struct Processes {
     ended: RefCell<VecDeque<Rc<Process>>>,
     /// Set when the machine goes down: nothing new starts.
     closed: Cell<bool>,
+    /// Told whenever children were reaped.
+    reaped: Notify,
 }
 
 impl Processes {
@@ -199,12 +201,26 @@ impl Processes {
     /// Reaps all ended children, orphans that fell to the agent included. False when there is no
     /// child left.
     pub(crate) fn reap(&self) -> bool {
+        let mut children = true;
         loop {
             match sys::reap_one() {
                 Reaped::Process(pid, status) => self.on_exit(pid, status),
-                Reaped::AllRunning => return true,
-                Reaped::NoChildren => return false,
+                Reaped::AllRunning => break,
+                Reaped::NoChildren => {
+                    children = false;
+                    break;
+                }
             }
+        }
+        self.reaped.notify_waiters();
+        children
+    }
+
+    /// Resolves when no child is left. For init that means: no process at all, since every orphan
+    /// becomes init's child.
+    pub(crate) async fn all_ended(&self) {
+        while self.reap() {
+            self.reaped.notified().await;
         }
     }
 

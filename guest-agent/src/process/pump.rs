@@ -131,12 +131,13 @@ impl Outputs {
 pub(super) async fn run(process: Rc<Process>, mut outputs: Outputs) {
     loop {
         tokio::select! {
+            // Its exit first: what it left running may write for ever.
             biased;
+            () = process.wait() => break,
             frame = outputs.next(&process) => match frame {
                 Some(frame) => process.publish(frame).await,
                 None => break,
             },
-            () = process.wait() => break,
         }
     }
     process.wait().await;
