@@ -126,7 +126,12 @@ fn verdict(answer: &str) -> Result<(bool, String), Error> {
     })
 }
 
+/// The program that probes: any build of it will do, since it is the host that is probed.
 fn build_probe() -> Result<PathBuf, Error> {
+    let program = paths::release_dir().join("coppice-vmm");
+    if program.is_file() {
+        return Ok(program);
+    }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["build", "--quiet", "--release", "-p", "coppice-vmm", "--bin", "coppice-vmm"])
@@ -137,7 +142,7 @@ fn build_probe() -> Result<PathBuf, Error> {
     if !output.status.success() {
         return Err(Error::Build(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
-    Ok(paths::release_dir().join("coppice-vmm"))
+    Ok(program)
 }
 
 #[cfg(test)]

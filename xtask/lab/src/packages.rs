@@ -3,7 +3,7 @@
 //! The lab uses an apt configuration of its own, below the cache directory: the host's sources
 //! plus backports, so that a recent QEMU can be installed without editing the host's.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -62,8 +62,9 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
+    /// The kernel as an ELF file, as QEMU enters it by the PVH protocol.
     pub(crate) fn image(&self) -> PathBuf {
-        self.root.join("boot").join(format!("vmlinuz-{}", self.release))
+        self.root.join("boot").join(format!("vmlinux-{}", self.release))
     }
 
     pub(crate) fn modules(&self) -> PathBuf {
@@ -209,7 +210,7 @@ pub(crate) fn ensure_tools() -> Result<(), Error> {
     let mut apt = None;
     let mut prepared = || -> Result<Apt, Error> { apt.take().map_or_else(Apt::prepare, Ok) };
     for (program, package) in
-        [("busybox", "busybox-static"), ("depmod", "kmod"), ("dpkg-deb", "dpkg")]
+        [("busybox", "busybox-static"), ("depmod", "kmod"), ("xz", "xz-utils")]
     {
         if on_path(program) {
             continue;
@@ -260,10 +261,11 @@ pub(crate) fn ensure_kernel() -> Result<Kernel, Error> {
     let newest = entries
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|name| !name.starts_with('.'))
-        .max();
-    if let Some(release) = newest {
-        return Ok(Kernel { root: store.join(&release), release });
+        .map(|release| Kernel { root: store.join(&release), release })
+        .filter(|kernel| kernel.image().is_file())
+        .max_by(|one, other| one.release.cmp(&other.release));
+    if let Some(kernel) = newest {
+        return Ok(kernel);
     }
     let apt = Apt::prepare()?;
     let release = kernel_release(&apt)?;
@@ -280,11 +282,57 @@ pub(crate) fn ensure_kernel() -> Result<Kernel, Error> {
         .ok_or_else(|| Error::File { path: work.clone(), source: io::ErrorKind::NotFound.into() })?;
     let unpacked = work.join("root");
     run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&unpacked))?;
+    unpack_image(&unpacked.join("boot"), &release)?;
     run(Command::new("depmod").arg("-b").arg(&unpacked).arg(&release).env("PATH", tool_path()))?;
     let root = store.join(&release);
     fs::rename(&unpacked, &root).map_err(at(&root))?;
     fs::remove_dir_all(&work).map_err(at(&work))?;
     Ok(Kernel { release, root })
+}
+
+/// Unpacks the kernel proper from the `bzImage` of a package: the emulated CPU would take longer
+/// over it than over the rest of the boot.
+fn unpack_image(boot: &Path, release: &str) -> Result<(), Error> {
+    let source = boot.join(format!("vmlinuz-{release}"));
+    let image = fs::read(&source).map_err(at(&source))?;
+    let invalid = |reason: &str| Error::File {
+        path: source.clone(),
+        source: io::Error::new(io::ErrorKind::InvalidData, reason),
+    };
+    let payload = payload(&image).ok_or_else(|| invalid("not a bzImage"))?;
+    let packed = boot.join("payload");
+    fs::write(&packed, payload).map_err(at(&packed))?;
+    let target = boot.join(format!("vmlinux-{release}"));
+    let output = File::create(&target).map_err(at(&target))?;
+    // The payload's last four bytes are its unpacked size, which is no part of the xz stream.
+    let unpacked = Command::new("xz")
+        .args(["--decompress", "--stdout", "--single-stream"])
+        .stdin(File::open(&packed).map_err(at(&packed))?)
+        .stdout(output)
+        .stderr(Stdio::null())
+        .status();
+    if !unpacked.map_err(at(Path::new("xz")))?.success() {
+        return Err(invalid("its payload is not compressed with xz"));
+    }
+    fs::remove_file(&packed).map_err(at(&packed))
+}
+
+/// The compressed kernel in a `bzImage` (kernel `Documentation/arch/x86/boot.rst`:
+/// `setup_sects` at 0x1f1, `payload_offset` at 0x248, `payload_length` at 0x24c).
+fn payload(image: &[u8]) -> Option<&[u8]> {
+    let word = |at: usize| {
+        let bytes = image.get(at..at.checked_add(4)?)?.try_into().ok()?;
+        usize::try_from(u32::from_le_bytes(bytes)).ok()
+    };
+    if image.get(0x202..0x206)? != b"HdrS" {
+        return None;
+    }
+    let setup_sectors = match *image.get(0x1f1)? {
+        0 => 4,
+        sectors => usize::from(sectors),
+    };
+    let start = word(0x248)?.checked_add((setup_sectors + 1) * 512)?;
+    image.get(start..start.checked_add(word(0x24c)?)?)
 }
 
 /// `PATH` with the directories of administrative tools, which a user's may lack.
@@ -310,6 +358,20 @@ fn parse_kernel_release(depends: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_payload_is_found_by_the_header_alone() {
+        let mut image = vec![0_u8; 4096];
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x1f1] = 1;
+        image[0x248..0x24c].copy_from_slice(&16_u32.to_le_bytes());
+        image[0x24c..0x250].copy_from_slice(&3_u32.to_le_bytes());
+        image[1040..1043].copy_from_slice(b"abc");
+        assert_eq!(payload(&image), Some(b"abc".as_slice()));
+        image[0x24c..0x250].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert_eq!(payload(&image), None);
+        assert_eq!(payload(b"not a kernel"), None);
+    }
 
     #[test]
     fn versions_are_read_from_the_tools_output() {

@@ -39,13 +39,16 @@ impl Qmp {
         }
     }
 
+    /// Executes a command of the monitor for people, and returns what it prints.
+    pub(crate) fn monitor(&mut self, line: &str) -> io::Result<String> {
+        let text = self.execute("human-monitor-command", &json!({ "command-line": line }))?;
+        text.as_str().map(str::to_owned).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
     /// The host port that QEMU's user-mode network picked for its one forwarding rule.
     pub(crate) fn forwarded_port(&mut self) -> io::Result<u16> {
-        let command = json!({ "command-line": "info usernet" });
-        let table = self.execute("human-monitor-command", &command)?;
-        table
-            .as_str()
-            .and_then(forwarded_port)
+        let table = self.monitor("info usernet")?;
+        forwarded_port(&table)
             .ok_or_else(|| io::Error::other(format!("QEMU forwards no port: {table}")))
     }
 }
