@@ -6,7 +6,7 @@
 ///
 /// | option | what it spares |
 /// |---|---|
-/// | `quiet` | an exit to the VMM for every byte of the boot log; panics still show |
+/// | `loglevel=3` | an exit to the VMM for every byte of the boot log; panics still show |
 /// | `8250.nr_uarts=1` | probing three serial ports that are not there, register by register |
 /// | `pci=off` | looking for a PCI bus through ports 0xCF8 and 0xCFC |
 /// | `tsc=reliable` | the periodic check of the TSC against another clock |
@@ -18,7 +18,7 @@
 /// Not among them, on purpose: `i8042.*` and `no_timer_check`, since the ACPI tables say that
 /// there is no keyboard controller and no legacy timer; `mitigations=off`, which is a choice for
 /// the user; and how a panic ends (`panic=-1`), which is the manager's.
-pub const FAST_BOOT_OPTIONS: &str = "quiet 8250.nr_uarts=1 pci=off tsc=reliable noreplace-smp \
+pub const FAST_BOOT_OPTIONS: &str = "loglevel=3 8250.nr_uarts=1 pci=off tsc=reliable noreplace-smp \
                                      random.trust_cpu=on cryptomgr.notests swiotlb=noforce";
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::memory::GuestRam;
-use crate::memory::layout::{ACPI_TABLES, ACPI_TABLES_SIZE, KERNEL_START, VMGENID_PAGE};
+use crate::memory::layout::{
+    ACPI_TABLES, ACPI_TABLES_SIZE, KERNEL_START, RESET_VECTOR, VMGENID_PAGE,
+};
 
 /// First byte of the kilobyte that PCs keep for the BIOS; kernels look for it there.
 const EBDA: u64 = 0x9_FC00;
@@ -11,12 +13,15 @@ const EBDA: u64 = 0x9_FC00;
 const LEGACY_AREA: u64 = 0xA_0000;
 /// The generation ID has a page to itself.
 const VMGENID_SIZE: u64 = 0x1000;
+/// First byte of the page with the reset vector, the last one below [`KERNEL_START`].
+const RESET_PAGE: u64 = RESET_VECTOR & !0xFFF;
 
 /// Ranges that are never offered as RAM, in order.
-const FIXED: [Range; 3] = [
+const FIXED: [Range; 4] = [
     Range { start: EBDA, end: LEGACY_AREA, kind: Kind::Reserved },
     Range { start: ACPI_TABLES, end: ACPI_TABLES + ACPI_TABLES_SIZE, kind: Kind::Acpi },
     Range { start: VMGENID_PAGE, end: VMGENID_PAGE + VMGENID_SIZE, kind: Kind::Reserved },
+    Range { start: RESET_PAGE, end: KERNEL_START, kind: Kind::Reserved },
 ];
 
 /// What a range is for.
@@ -134,7 +139,8 @@ mod tests {
 
         #[test]
         fn what_the_firmware_owns_is_never_ram(mib in 64..=16 * 1024u64) {
-            let owned = [(ACPI_TABLES, ACPI_TABLES_SIZE), (VMGENID_PAGE, VMGENID_SIZE)];
+            let owned =
+                [(ACPI_TABLES, ACPI_TABLES_SIZE), (VMGENID_PAGE, VMGENID_SIZE), (RESET_VECTOR, 16)];
             for range in memory_map(&machine(mib)).iter().filter(|r| r.kind == Kind::Ram) {
                 for (start, len) in owned {
                     prop_assert!(range.end <= start || range.start >= start + len);

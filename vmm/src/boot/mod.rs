@@ -124,6 +124,7 @@ pub fn load(ram: &GuestRam, config: &BootConfig<'_>) -> Result<BootEntry, BootEr
     let initrd = initrd.map(|(_, placed)| placed);
     params::write_cmdline(ram, config.cmdline)?;
     acpi::write(ram, config.vcpus, config.virtio_devices)?;
+    params::write_reset_vector(ram)?;
     params::write_gdt(ram, &cpu::gdt(kernel.entry.protocol))?;
     let map = memmap::memory_map(&ranges);
     match kernel.entry.protocol {

@@ -13,7 +13,8 @@ use super::error::BootError;
 use super::memmap::Range;
 use crate::memory::GuestRam;
 use crate::memory::layout::{
-    ACPI_TABLES, CMDLINE, GDT, KERNEL_START, PAGE_TABLES, PVH_START_INFO, ZERO_PAGE,
+    ACPI_RESET_PORT, ACPI_RESET_VALUE, ACPI_TABLES, CMDLINE, GDT, KERNEL_START, PAGE_TABLES,
+    PVH_START_INFO, RESET_VECTOR, ZERO_PAGE,
 };
 
 /// Descriptors of the GDT by index. The 64-bit boot protocol fixes code at 2 and data at 3.
@@ -139,6 +140,22 @@ pub(super) fn write_page_tables(ram: &GuestRam) -> Result<(), BootError> {
 pub(super) fn write_gdt(ram: &GuestRam, table: &[u64; GDT_LEN]) -> Result<(), BootError> {
     let bytes: Vec<u8> = table.iter().flat_map(|entry| entry.to_le_bytes()).collect();
     write(ram, GDT, &bytes, "the descriptor table")
+}
+
+/// Writes the real-mode code that a reset through the BIOS meets: it writes to the reset register.
+///
+/// A Linux kernel built for EFI resets hardware-reduced platforms through EFI, and where that is
+/// missing through the BIOS. Without this code it would run through zeroes for ever.
+pub(super) fn write_reset_vector(ram: &GuestRam) -> Result<(), BootError> {
+    let [port_low, port_high] = ACPI_RESET_PORT.to_le_bytes();
+    let code = [
+        [0xB0, ACPI_RESET_VALUE].as_slice(), // mov al, value
+        &[0xBA, port_low, port_high],        // mov dx, port
+        &[0xEE],                             // out dx, al
+        &[0xF4, 0xEB, 0xFD],                 // hlt, again and again
+    ]
+    .concat();
+    write(ram, RESET_VECTOR, &code, "the reset vector")
 }
 
 /// Writes the command line with its terminating zero.

@@ -147,6 +147,14 @@ fn page_tables_map_the_first_gibibyte_onto_itself() {
 }
 
 #[test]
+fn a_reset_through_the_bios_meets_code_that_writes_the_reset_register() {
+    let (ram, kernel) = (ram(64), file(&ElfFile::linux().build()));
+    load(&ram, &config(&kernel, None)).unwrap();
+    let code = bytes(&ram, 0xF_FFF0, 9);
+    assert_eq!(code, [0xB0, 0x01, 0xBA, 0x02, 0x06, 0xEE, 0xF4, 0xEB, 0xFD]);
+}
+
+#[test]
 fn the_file_position_is_left_alone() {
     use std::io::Seek;
     let mut kernel = file(&ElfFile::linux().build());

@@ -24,6 +24,8 @@ pub const ACPI_TABLES: u64 = 0xE_0000;
 pub const ACPI_TABLES_SIZE: u64 = 0x1_0000;
 /// The page that holds the VM generation ID, above the tables, reserved in the memory map.
 pub const VMGENID_PAGE: u64 = 0xF_0000;
+/// Where real-mode code jumps for a reset, as kernels do that take this for a PC with a BIOS.
+pub const RESET_VECTOR: u64 = 0xF_FFF0;
 /// Kernels are loaded from here on.
 pub const KERNEL_START: u64 = 0x10_0000;
 
