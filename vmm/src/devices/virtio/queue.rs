@@ -109,9 +109,14 @@ pub fn next_chain<'m>(
     queue: &mut Queue,
     ram: &'m GuestRam,
 ) -> Result<Option<DescriptorChain<&'m GuestRam>>, Error> {
-    if let Some(chain) = queue.iter(ram)?.next() {
-        return Ok(Some(chain));
-    }
+    // Looked at first: the driver may add a chain at any time, and one that it adds between two
+    // looks must not make the queue seem broken.
     let available = queue.avail_idx(ram, Ordering::Acquire)?;
-    if available.0 == queue.next_avail() { Ok(None) } else { Err(Error::InvalidAvailRingIndex) }
+    if available.0 == queue.next_avail() {
+        return Ok(None);
+    }
+    queue.iter(ram)?.next().map(Some).ok_or(Error::InvalidAvailRingIndex)
 }
+
+#[cfg(test)]
+mod tests;
