@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use thiserror::Error;
 
+use crate::lane::{Lane, LaneChoice};
 use crate::machine::{self, Description, Lease};
+use crate::remote::{Conduct, Input};
 use crate::wire::{Exit, Run, Status, TerminalSize};
 use crate::{direct, lane, paths, remote, terminal};
-use crate::lane::{Lane, LaneChoice};
-use crate::remote::{Conduct, Input};
 
 /// How long a warm machine may take to say hello; ordinarily it takes milliseconds.
 const HELLO_LIMIT: Duration = Duration::from_secs(60);

@@ -17,8 +17,17 @@ use crate::plan::{GUEST_PLAN_PATH, GuestPlan};
 
 /// Modules the machine's init loads, before their dependencies are resolved.
 pub(crate) const MODULES: [&str; 11] = [
-    "irqbypass", "kvm", "kvm-amd", "virtio_pci", "virtio_net", "virtio-rng", "9pnet_virtio", "9p",
-    "overlay", "tun", "ext4",
+    "irqbypass",
+    "kvm",
+    "kvm-amd",
+    "virtio_pci",
+    "virtio_net",
+    "virtio-rng",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "tun",
+    "ext4",
 ];
 
 /// Why the initramfs could not be made.
@@ -71,8 +80,8 @@ fn load_order(dependencies: &str, wanted: &[&'static str]) -> Result<Vec<String>
 /// The paths, in the machine, of the modules its init loads, in order.
 pub(crate) fn modules(kernel: &Kernel) -> Result<Vec<String>, Error> {
     let index = kernel.modules().join("modules.dep");
-    let text = fs::read_to_string(&index)
-        .map_err(|source| Error::File { path: index.clone(), source })?;
+    let text =
+        fs::read_to_string(&index).map_err(|source| Error::File { path: index.clone(), source })?;
     let order = load_order(&text, &MODULES)
         .map_err(|module| Error::NoModule { release: kernel.release.clone(), module })?;
     Ok(order.into_iter().map(|module| format!("/lib/early-modules/{module}")).collect())
@@ -96,7 +105,11 @@ pub(crate) fn write(
     archive.file(GUEST_PLAN_PATH.trim_start_matches('/'), 0o600, &serde_json::to_vec(plan)?);
     for module in &plan.modules {
         let relative = module.trim_start_matches("/lib/early-modules/");
-        archive.file(module.trim_start_matches('/'), 0o644, &read(&kernel.modules().join(relative))?);
+        archive.file(
+            module.trim_start_matches('/'),
+            0o644,
+            &read(&kernel.modules().join(relative))?,
+        );
     }
     let bytes = archive.finish();
     fs::File::create(path)
@@ -142,9 +155,7 @@ impl Archive {
         let name_size = u32::try_from(name.len().saturating_add(1)).unwrap_or(u32::MAX);
         self.bytes.extend_from_slice(b"070701");
         let links = 1;
-        for field in
-            [inode, mode, 0, 0, links, 0, size, 0, 0, device.0, device.1, name_size, 0]
-        {
+        for field in [inode, mode, 0, 0, links, 0, size, 0, 0, device.0, device.1, name_size, 0] {
             self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
         }
         self.bytes.extend_from_slice(name.as_bytes());
@@ -171,7 +182,8 @@ mod tests {
 
     #[test]
     fn modules_load_after_what_they_need() {
-        let index = "kernel/a.ko: kernel/b.ko kernel/c.ko\nkernel/b.ko: kernel/c.ko\nkernel/c.ko:\n";
+        let index =
+            "kernel/a.ko: kernel/b.ko kernel/c.ko\nkernel/b.ko: kernel/c.ko\nkernel/c.ko:\n";
         let order = load_order(index, &["a", "c"]).unwrap();
         assert_eq!(order, ["kernel/c.ko", "kernel/b.ko", "kernel/a.ko"]);
         assert_eq!(load_order(index, &["d"]).unwrap_err(), "d");

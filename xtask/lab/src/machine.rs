@@ -188,7 +188,8 @@ impl Description {
             immutable: true,
         });
         let initrd = directory.join("initramfs");
-        let guest = GuestPlan { token: token.clone(), modules: initramfs::modules(&kernel)?, shares };
+        let guest =
+            GuestPlan { token: token.clone(), modules: initramfs::modules(&kernel)?, shares };
         let busybox = packages::busybox()?;
         initramfs::write(&initrd, &kernel, &helper, &busybox, &guest)?;
         let plan = KeeperPlan {
@@ -205,9 +206,8 @@ impl Description {
 
     /// QEMU's command line, but for the keeper's own channels.
     fn qemu(&self, kernel: &Kernel, initrd: &Path, shares: &[Share]) -> Vec<String> {
-        let mut line: Vec<String> = ["qemu-system-x86_64", "-nodefaults", "-no-user-config"]
-            .map(str::to_owned)
-            .into();
+        let mut line: Vec<String> =
+            ["qemu-system-x86_64", "-nodefaults", "-no-user-config"].map(str::to_owned).into();
         let mut option = |name: &str, value: String| line.extend([name.to_owned(), value]);
         option("-machine", "q35".into());
         if self.virtual_time {
@@ -348,8 +348,7 @@ fn ask(
     directory: &Path,
     request: KeeperRequest,
 ) -> Result<Option<(KeeperReply, UnixStream)>, Error> {
-    let problem =
-        |source: io::Error| Error::Keeper { directory: directory.to_path_buf(), source };
+    let problem = |source: io::Error| Error::Keeper { directory: directory.to_path_buf(), source };
     let opened = match File::open(directory) {
         Ok(opened) => opened,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

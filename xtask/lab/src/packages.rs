@@ -143,10 +143,13 @@ impl Apt {
         copy_sources(&sources)?;
         let backports = codename().filter(|name| name == "bookworm").map(|name| {
             let suite = format!("{name}-backports");
-            (suite.clone(), format!(
-                "Types: deb\nURIs: http://deb.debian.org/debian\nSuites: {suite}\n\
+            (
+                suite.clone(),
+                format!(
+                    "Types: deb\nURIs: http://deb.debian.org/debian\nSuites: {suite}\n\
                  Components: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
-            ))
+                ),
+            )
         });
         if let Some((_, text)) = &backports {
             let file = sources.join("coppice-backports.sources");
@@ -279,7 +282,10 @@ pub(crate) fn ensure_kernel() -> Result<Kernel, Error> {
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|kind| kind == "deb"))
-        .ok_or_else(|| Error::File { path: work.clone(), source: io::ErrorKind::NotFound.into() })?;
+        .ok_or_else(|| Error::File {
+            path: work.clone(),
+            source: io::ErrorKind::NotFound.into(),
+        })?;
     let unpacked = work.join("root");
     run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&unpacked))?;
     unpack_image(&unpacked.join("boot"), &release)?;

@@ -166,8 +166,7 @@ fn follow(
                 if let (true, Some(limit)) = (watch.expired, timeout) {
                     return Err(Error::TimedOut(limit));
                 }
-                return serde_json::from_slice(&payload)
-                    .map_err(|error| Error::Lost(error.into()));
+                return serde_json::from_slice(&payload).map_err(|error| Error::Lost(error.into()));
             }
             _ => return Err(Error::Lost(io::ErrorKind::InvalidData.into())),
         }

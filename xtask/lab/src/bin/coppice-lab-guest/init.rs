@@ -137,10 +137,9 @@ fn set_tunables() {
             eprintln!("coppice-lab: cannot set {path}: {error}");
         }
     }
-    if let Err(error) = fs::set_permissions(
-        "/dev/kvm",
-        std::os::unix::fs::PermissionsExt::from_mode(0o666),
-    ) {
+    if let Err(error) =
+        fs::set_permissions("/dev/kvm", std::os::unix::fs::PermissionsExt::from_mode(0o666))
+    {
         eprintln!("coppice-lab: /dev/kvm: {error}");
     }
 }

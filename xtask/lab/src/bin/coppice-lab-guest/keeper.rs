@@ -79,7 +79,8 @@ fn boot() -> Result<(UnixListener, Keeper), Box<dyn std::error::Error>> {
         .stderr(File::create("qemu.log")?)
         .spawn()?;
     let output = qemu.stdout.take().ok_or("QEMU has no output")?;
-    let mut console = Console { output, log: File::create("console.log")?, written: 0, tail: vec![] };
+    let mut console =
+        Console { output, log: File::create("console.log")?, written: 0, tail: vec![] };
     let deadline = started + Duration::from_secs(plan.boot_timeout_s);
     let booted = await_agent(&monitor, &mut console, deadline);
     match booted.and_then(|mut qmp| Ok((qmp.forwarded_port()?, qmp))) {
@@ -114,7 +115,10 @@ fn await_agent(
     loop {
         let ready = wait_readable(&[monitor.as_fd(), console.output.as_fd()], Some(deadline))?;
         let Some(ready) = ready else {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the machine did not boot in time"));
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the machine did not boot in time",
+            ));
         };
         if ready.first() == Some(&true) && qmp.is_none() {
             let (stream, _) = monitor.accept()?;
