@@ -74,12 +74,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATH")]
     vmm: Option<PathBuf>,
     /// The command and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "CMD"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<String>,
 }
 
