@@ -10,7 +10,7 @@ use std::path::Path;
 
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::set_cad_enabled;
-use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{AccessFlags, access};
 
 use crate::{log, sys};
@@ -75,11 +75,19 @@ pub(crate) fn prepare() {
     note("/tmp", make_tmp());
     note("the host name", set_hostname());
     note("the loopback interface", sys::bring_up("lo"));
-    let (soft, hard) = OPEN_FILES;
-    let limited = setrlimit(Resource::RLIMIT_NOFILE, soft, hard);
-    note("the limit of open files", limited.map_err(io::Error::from));
+    note("the limit of open files", raise_open_files());
     // Ctrl-Alt-Del comes as SIGINT then. In a PID namespace there is none to disable.
     let _ = set_cad_enabled(false);
+}
+
+/// Raises the hard limit too, unless a container forbids that.
+fn raise_open_files() -> io::Result<()> {
+    let (soft, hard) = OPEN_FILES;
+    if setrlimit(Resource::RLIMIT_NOFILE, soft, hard).is_err() {
+        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        setrlimit(Resource::RLIMIT_NOFILE, soft.min(hard), hard)?;
+    }
+    Ok(())
 }
 
 fn note(what: &str, outcome: io::Result<()>) {

@@ -21,10 +21,11 @@ const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
 /// Ends all processes of the guest.
 pub(crate) async fn end_processes(shutdown: Shutdown, processes: &Processes) {
-    // Interactive shells ignore SIGTERM; stopped processes act on neither before SIGCONT.
-    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCONT] {
-        signal_all(signal);
-    }
+    signal_all(Signal::SIGTERM);
+    // Interactive shells ignore SIGTERM.
+    processes.hang_up();
+    // Stopped processes act on neither before.
+    signal_all(Signal::SIGCONT);
     if wait(processes, shutdown.grace()).await {
         return;
     }

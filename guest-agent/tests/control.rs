@@ -1,5 +1,7 @@
 //! The control service on a host, where the agent is not init.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use common::{Agent, run};

@@ -1,5 +1,7 @@
 //! Reading and writing files.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use std::io::Write as _;

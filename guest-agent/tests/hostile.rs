@@ -1,5 +1,7 @@
 //! Requests nobody should send.
 
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test may fail")]
+
 mod common;
 
 use std::io::{Read as _, Write as _};

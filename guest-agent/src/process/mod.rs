@@ -24,6 +24,7 @@ use coppice_agent_protocol::process::{
     EndEvent, ProcessConfig, ProcessInfo, ProcessSelector, PtySize, Signal,
 };
 use nix::pty::Winsize;
+use nix::sys::signal::{self, killpg};
 use nix::unistd::Pid;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Mutex, Notify, mpsc};
@@ -97,10 +98,10 @@ impl Process {
             return Err(ControlError::Ended(self.pid));
         }
         let signal = match signal {
-            Signal::Term => nix::sys::signal::Signal::SIGTERM,
-            Signal::Kill => nix::sys::signal::Signal::SIGKILL,
+            Signal::Term => signal::Signal::SIGTERM,
+            Signal::Kill => signal::Signal::SIGKILL,
         };
-        nix::sys::signal::killpg(Pid::from_raw(self.pid), signal)
+        killpg(Pid::from_raw(self.pid), signal)
             .map_err(|errno| ControlError::Kernel { pid: self.pid, source: errno.into() })
     }
 
@@ -190,6 +191,16 @@ impl Processes {
         for process in self.by_pid.borrow().values() {
             // One that has just ended needs no signal.
             let _ = process.signal(Signal::Term);
+        }
+    }
+
+    /// Tells the sessions on terminals that their terminals are gone.
+    pub(crate) fn hang_up(&self) {
+        for process in self.by_pid.borrow().values() {
+            if process.has_terminal && process.runs() {
+                // One that has just ended needs no signal.
+                let _ = killpg(Pid::from_raw(process.pid), signal::Signal::SIGHUP);
+            }
         }
     }
 
