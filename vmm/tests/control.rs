@@ -1,6 +1,8 @@
 //! The control connection: requests in every state, packets that are none, and each way in which
 //! a manager can go away.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 mod micro;
 
 use std::io::Read;

@@ -3,6 +3,8 @@
 //!
 //! One test to a process, since it counts what the process has open.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 mod micro;
 
 use std::fs;

@@ -1,5 +1,7 @@
 //! What a guest does, and what its manager sees of it.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
 mod micro;
 
 use coppice_vmm_protocol::{EventBody, ExitReason, Op, VmState};

@@ -7,27 +7,27 @@ use std::fs::File;
 use std::io::Write;
 
 /// Where the code is loaded and entered.
-pub const LOAD_ADDRESS: u32 = 0x10_0000;
+pub(crate) const LOAD_ADDRESS: u32 = 0x10_0000;
 /// Where application processors start, in real mode; a start-up interrupt names it by its page.
-pub const AP_ADDRESS: u32 = 0x8000;
+pub(crate) const AP_ADDRESS: u32 = 0x8000;
 /// A counter that application processors raise when they run.
-pub const AP_COUNTER: u16 = 0x8800;
+pub(crate) const AP_COUNTER: u16 = 0x8800;
 
 const SERIAL: u16 = 0x3F8;
 const LOCAL_APIC_ICR: u32 = 0xFEE0_0300;
 
 /// Machine code under construction.
 #[derive(Debug, Clone, Default)]
-pub struct Code {
+pub(crate) struct Code {
     bytes: Vec<u8>,
 }
 
 impl Code {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    pub fn raw(mut self, bytes: &[u8]) -> Self {
+    pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
@@ -37,17 +37,17 @@ impl Code {
     }
 
     /// `mov dx, port; mov al, value; out dx, al`
-    pub fn out(self, port: u16, value: u8) -> Self {
+    pub(crate) fn out(self, port: u16, value: u8) -> Self {
         self.raw(&[0x66, 0xBA]).raw(&port.to_le_bytes()).raw(&[0xB0, value, 0xEE])
     }
 
     /// Writes text to the serial port, one byte per instruction.
-    pub fn print(self, text: &str) -> Self {
+    pub(crate) fn print(self, text: &str) -> Self {
         text.bytes().fold(self, |code, byte| code.out(SERIAL, byte))
     }
 
     /// Writes text to the serial port with one repeated string instruction.
-    pub fn print_string(self, text: &str) -> Self {
+    pub(crate) fn print_string(self, text: &str) -> Self {
         // The text stands in the code, jumped over.
         let len = u8::try_from(text.len()).unwrap();
         let code = self.raw(&[0xEB, len]);
@@ -61,7 +61,7 @@ impl Code {
     }
 
     /// Prints `Y` if the 32 bits at `address` are `value`, else `N`.
-    pub fn print_if_equal(self, address: u32, value: u32) -> Self {
+    pub(crate) fn print_if_equal(self, address: u32, value: u32) -> Self {
         self.with(&[0xA1], address)
             .with(&[0x3D], value)
             // mov al, 'Y'; je +2; mov al, 'N'
@@ -72,33 +72,33 @@ impl Code {
     }
 
     /// `mov dword [address], value`
-    pub fn store(self, address: u32, value: u32) -> Self {
+    pub(crate) fn store(self, address: u32, value: u32) -> Self {
         self.raw(&[0xC7, 0x05]).raw(&address.to_le_bytes()).raw(&value.to_le_bytes())
     }
 
     /// Powers off through the ACPI sleep control register.
-    pub fn power_off(self) -> Self {
+    pub(crate) fn power_off(self) -> Self {
         self.out(0x600, 0x20 | 5 << 2).spin()
     }
 
     /// Loads an interrupt table without entries and divides by zero.
-    pub fn triple_fault(self) -> Self {
+    pub(crate) fn triple_fault(self) -> Self {
         // lidt [0x8FF0] (zeroes); xor ecx, ecx; div ecx
         self.with(&[0x0F, 0x01, 0x1D], 0x8FF0).raw(&[0x31, 0xC9, 0xF7, 0xF1])
     }
 
     /// Loops for ever without an exit.
-    pub fn spin(self) -> Self {
+    pub(crate) fn spin(self) -> Self {
         self.raw(&[0xEB, 0xFE])
     }
 
     /// Halts for ever with interrupts off.
-    pub fn halt(self) -> Self {
+    pub(crate) fn halt(self) -> Self {
         self.raw(&[0xFA, 0xF4, 0xEB, 0xFD])
     }
 
     /// Writes one byte to the serial port for ever.
-    pub fn print_for_ever(self, byte: u8) -> Self {
+    pub(crate) fn print_for_ever(self, byte: u8) -> Self {
         self.raw(&[0x66, 0xBA])
             .raw(&SERIAL.to_le_bytes())
             // mov al, byte; out dx, al; jmp to the out
@@ -107,7 +107,7 @@ impl Code {
 
     /// Starts `count` application processors: the n-th to arrive prints the n-th letter for
     /// ever. Continues on the boot processor.
-    pub fn start_processors(self) -> Self {
+    pub(crate) fn start_processors(self) -> Self {
         let program = ap_program();
         let len = u8::try_from(program.len()).unwrap();
         let code = self.raw(&[0xEB, len]);
@@ -124,14 +124,14 @@ impl Code {
     }
 
     /// The kernel file: an ELF header, one loaded segment, and the PVH note.
-    pub fn kernel(&self) -> File {
+    pub(crate) fn kernel(&self) -> File {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&self.elf()).unwrap();
         file
     }
 
     /// The bytes of [`Code::kernel`].
-    pub fn elf(&self) -> Vec<u8> {
+    pub(crate) fn elf(&self) -> Vec<u8> {
         const HEADER: u64 = 64;
         const SEGMENT: u64 = 56;
         const NOTE: u64 = 20;

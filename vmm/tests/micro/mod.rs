@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "each test program uses its own part of this module")]
 
-pub mod code;
+pub(crate) mod code;
 
 use std::fs::File;
 use std::io::{PipeReader, Read, Write};
@@ -15,14 +15,14 @@ use coppice_vmm_protocol::{
     Request, ResultBody, SocketError, VmStatus,
 };
 
-pub use code::Code;
+pub(crate) use code::Code;
 
 /// The program under test.
-pub const VMM: &str = env!("CARGO_BIN_EXE_coppice-vmm");
+pub(crate) const VMM: &str = env!("CARGO_BIN_EXE_coppice-vmm");
 
 /// Whether micro-guests can run here; says so when not, since a test that did not run must not
 /// look like one that passed.
-pub fn kvm() -> bool {
+pub(crate) fn kvm() -> bool {
     let opens = File::options().read(true).write(true).open("/dev/kvm").is_ok();
     if !opens {
         // Straight to the terminal: the test harness hides what passing tests print.
@@ -32,7 +32,7 @@ pub fn kvm() -> bool {
 }
 
 /// A machine with one vCPU, the least memory and nothing else.
-pub fn plain_spec() -> MachineSpec {
+pub(crate) fn plain_spec() -> MachineSpec {
     MachineSpec {
         vcpus: 1,
         memory_mib: 64,
@@ -48,16 +48,16 @@ pub fn plain_spec() -> MachineSpec {
 }
 
 /// A `coppice-vmm` process and the manager's end of its control socket.
-pub struct Vmm {
-    pub child: Child,
-    pub socket: ControlSocket,
+pub(crate) struct Vmm {
+    pub(crate) child: Child,
+    pub(crate) socket: ControlSocket,
     next_id: u64,
     /// Events that came while a reply was awaited.
     events: Vec<EventBody>,
 }
 
 /// A command that runs `program` with `socket` as descriptor 3.
-pub fn command_with_socket(program: &str, socket: OwnedFd) -> Command {
+pub(crate) fn command_with_socket(program: &str, socket: OwnedFd) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec {program} 3<&0 0</dev/null")]).stdin(socket);
     command
@@ -65,19 +65,19 @@ pub fn command_with_socket(program: &str, socket: OwnedFd) -> Command {
 
 impl Vmm {
     /// Starts a process without a machine.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let (ours, theirs) = ControlSocket::pair().unwrap();
         let program = format!("'{VMM}' --control-fd 3");
         Self::with(command_with_socket(&program, theirs.into_fd()).spawn().unwrap(), ours)
     }
 
     /// Takes over a process that serves the other end of `socket`.
-    pub fn with(child: Child, socket: ControlSocket) -> Self {
+    pub(crate) fn with(child: Child, socket: ControlSocket) -> Self {
         Self { child, socket, next_id: 1, events: Vec::new() }
     }
 
     /// Starts a process and a machine that runs `code`; returns its console output too.
-    pub fn boot(code: &Code, change: impl FnOnce(&mut MachineSpec)) -> (Self, Console) {
+    pub(crate) fn boot(code: &Code, change: impl FnOnce(&mut MachineSpec)) -> (Self, Console) {
         let mut vmm = Self::start();
         let console = vmm.create(code, change);
         vmm.done(Op::Start {});
@@ -85,7 +85,7 @@ impl Vmm {
     }
 
     /// Creates a machine that will run `code`.
-    pub fn create(&mut self, code: &Code, change: impl FnOnce(&mut MachineSpec)) -> Console {
+    pub(crate) fn create(&mut self, code: &Code, change: impl FnOnce(&mut MachineSpec)) -> Console {
         let (reader, writer) = std::io::pipe().unwrap();
         let kernel = code.kernel();
         let mut spec = plain_spec();
@@ -97,20 +97,20 @@ impl Vmm {
     }
 
     /// Sends a request and waits for its answer.
-    pub fn request_with(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> ResultBody {
+    pub(crate) fn request_with(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> ResultBody {
         self.send(op, fds).unwrap();
         self.answer().unwrap()
     }
 
     /// Sends a request.
-    pub fn send(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
+    pub(crate) fn send(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
         let id = self.next_id;
         self.next_id += 1;
         self.socket.send(&Request { id, op }, fds)
     }
 
     /// Waits for the answer to the request sent last.
-    pub fn answer(&mut self) -> Result<ResultBody, SocketError> {
+    pub(crate) fn answer(&mut self) -> Result<ResultBody, SocketError> {
         loop {
             match self.socket.receive::<Incoming>()?.0 {
                 Incoming::Reply(reply) => {
@@ -124,13 +124,13 @@ impl Vmm {
 
     /// A request without descriptors that must succeed.
     #[track_caller]
-    pub fn done(&mut self, op: Op) {
+    pub(crate) fn done(&mut self, op: Op) {
         assert_eq!(self.request_with(op, &[]), ResultBody::Done);
     }
 
     /// A request that must fail.
     #[track_caller]
-    pub fn refused(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> ErrorBody {
+    pub(crate) fn refused(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> ErrorBody {
         match self.request_with(op, fds) {
             ResultBody::Error(error) => error,
             other => panic!("not refused: {other:?}"),
@@ -138,7 +138,7 @@ impl Vmm {
     }
 
     /// The machine's state and counters.
-    pub fn status(&mut self) -> VmStatus {
+    pub(crate) fn status(&mut self) -> VmStatus {
         match self.request_with(Op::Status {}, &[]) {
             ResultBody::Status(status) => status,
             other => panic!("no status: {other:?}"),
@@ -146,7 +146,7 @@ impl Vmm {
     }
 
     /// Reads events to the end of the connection, then waits for the process.
-    pub fn end(mut self) -> End {
+    pub(crate) fn end(mut self) -> End {
         loop {
             match self.socket.receive::<Incoming>() {
                 Ok((Incoming::Event(Event { event }), _)) => self.events.push(event),
@@ -160,15 +160,15 @@ impl Vmm {
 }
 
 /// How a process ended.
-pub struct End {
-    pub events: Vec<EventBody>,
-    pub status: ExitStatus,
+pub(crate) struct End {
+    pub(crate) events: Vec<EventBody>,
+    pub(crate) status: ExitStatus,
 }
 
 impl End {
     /// The reason in the last event.
     #[track_caller]
-    pub fn reason(&self) -> ExitReason {
+    pub(crate) fn reason(&self) -> ExitReason {
         match self.events.last() {
             Some(EventBody::Exited { reason }) => reason.clone(),
             other => panic!("the last event is {other:?}"),
@@ -176,26 +176,26 @@ impl End {
     }
 
     #[track_caller]
-    pub fn expect(&self, reason: &ExitReason, code: i32) {
+    pub(crate) fn expect(&self, reason: &ExitReason, code: i32) {
         assert_eq!((&self.reason(), self.status.code()), (reason, Some(code)));
     }
 }
 
 /// What the guest writes to its serial console.
-pub struct Console {
-    pub reader: PipeReader,
+pub(crate) struct Console {
+    pub(crate) reader: PipeReader,
 }
 
 impl Console {
     /// Waits for the next byte.
-    pub fn byte(&mut self) -> u8 {
+    pub(crate) fn byte(&mut self) -> u8 {
         let mut byte = [0];
         self.reader.read_exact(&mut byte).unwrap();
         byte[0]
     }
 
     /// Reads until each of `wanted` has been seen at least once since this call.
-    pub fn wait_for_all(&mut self, wanted: &[u8]) {
+    pub(crate) fn wait_for_all(&mut self, wanted: &[u8]) {
         let mut missing = wanted.to_vec();
         while !missing.is_empty() {
             let byte = self.byte();
@@ -204,7 +204,7 @@ impl Console {
     }
 
     /// Everything up to the end of the machine.
-    pub fn rest(mut self) -> String {
+    pub(crate) fn rest(mut self) -> String {
         let mut text = String::new();
         self.reader.read_to_string(&mut text).unwrap();
         text
@@ -212,12 +212,12 @@ impl Console {
 }
 
 /// A descriptor that is none of what a machine is made of.
-pub fn null() -> File {
+pub(crate) fn null() -> File {
     File::options().read(true).write(true).open("/dev/null").unwrap()
 }
 
 /// Runs the program with arguments and gives what it printed.
-pub fn run(args: &[&str]) -> (ExitStatus, String, String) {
+pub(crate) fn run(args: &[&str]) -> (ExitStatus, String, String) {
     let output = Command::new(VMM).args(args).stdin(Stdio::null()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status, text(output.stdout), text(output.stderr))
