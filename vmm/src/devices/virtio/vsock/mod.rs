@@ -47,10 +47,11 @@ pub use device::Vsock;
 pub const MAX_CONNECTIONS: usize = 1024;
 /// Most of them that the guest may have asked for, so that it cannot keep host clients out.
 pub const MAX_GUEST_CONNECTIONS: usize = 768;
-/// How long a host client may take for its command.
-pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a host client may take for its command. A client costs little while it waits, and an
+/// honest one may be slow where machines are emulated.
+pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the guest may take to accept or refuse a connection.
-pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the guest may take to confirm the end of a connection before it gets an RST.
 pub const LINGER_TIMEOUT: Duration = Duration::from_secs(10);
 /// What bounds a device; tests have smaller ones.
