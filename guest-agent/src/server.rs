@@ -59,6 +59,8 @@ pub(crate) async fn serve<F>(
             .timer(TokioTimer)
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(MAX_BUFFER)
+            // A client that has sent all it has to say still gets its answer.
+            .half_close(true)
             .serve_connection(stream, service);
         tokio::task::spawn_local(async move {
             // A connection that breaks is its client's affair.
