@@ -42,9 +42,12 @@ pub(crate) struct Args {
     /// List the nested machines that run
     #[arg(long, conflicts_with_all = ["command", "stop"])]
     status: bool,
-    /// End the nested machines that run
+    /// End the nested machines that nobody uses
     #[arg(long, conflicts_with = "command")]
     stop: bool,
+    /// With --stop: end those in use as well, which fails the commands in them
+    #[arg(long, requires = "stop")]
+    force: bool,
     /// The command and its arguments; without one the nested machine is only started
     #[arg(last = true)]
     command: Vec<String>,
@@ -53,10 +56,18 @@ pub(crate) struct Args {
 /// Runs a command on the best lane this machine has.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if args.status {
-        return report(&machine::running()?, "running");
+        let machines = machine::running()?;
+        report(&machines, "running");
+        if machines.is_empty() {
+            println!("no nested machine runs");
+        }
+        return Ok(ExitCode::SUCCESS);
     }
     if args.stop {
-        return report(&machine::stop_all()?, "ended");
+        let (ended, left) = machine::stop_all(args.force)?;
+        report(&ended, "ended");
+        report(&left, "in use, left running (--force ends it)");
+        return Ok(if left.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let choice = match (args.nested, args.direct) {
         (true, _) => LaneChoice::Nested,
@@ -90,10 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(exit.status.shell_code()))
 }
 
-fn report(machines: &[machine::Running], state: &str) -> anyhow::Result<ExitCode> {
-    if machines.is_empty() {
-        println!("no nested machine runs");
-    }
+fn report(machines: &[machine::Running], state: &str) {
     for machine in machines {
         let description = &machine.description;
         println!(
@@ -107,5 +115,4 @@ fn report(machines: &[machine::Running], state: &str) -> anyhow::Result<ExitCode
             machine.directory.display(),
         );
     }
-    Ok(ExitCode::SUCCESS)
 }

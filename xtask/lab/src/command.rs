@@ -348,7 +348,7 @@ impl Command<'_> {
         let conduct =
             Conduct { input: self.input, stdout, stderr, timeout: self.timeout, pings, on_start };
         remote::run(&lease.reply, run, conduct).map_err(|source| {
-            if matches!(source, remote::Error::Hung)
+            if matches!(source, remote::Error::Hung(_))
                 && let Err(error) = machine::stop(&lease.directory)
             {
                 eprintln!("lab: WARNING: cannot end the hung machine: {error}");

@@ -425,14 +425,16 @@ pub fn running() -> Result<Vec<Running>, Error> {
     Ok(found)
 }
 
-/// Ends every machine of this user; returns those that ran.
+/// Ends the machines of this user: those that nobody uses or, with `in_use_too`, all. Returns
+/// those ended and those left.
 ///
 /// # Errors
 /// As [`running`].
-pub fn stop_all() -> Result<Vec<Running>, Error> {
-    let machines = running()?;
-    for machine in &machines {
+pub fn stop_all(in_use_too: bool) -> Result<(Vec<Running>, Vec<Running>), Error> {
+    let (ended, left): (Vec<Running>, Vec<Running>) =
+        running()?.into_iter().partition(|machine| in_use_too || machine.reply.leases == 0);
+    for machine in &ended {
         stop(&machine.directory)?;
     }
-    Ok(machines)
+    Ok((ended, left))
 }

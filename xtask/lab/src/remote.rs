@@ -29,8 +29,8 @@ pub enum Error {
     #[error("the nested machine refused: {0}")]
     Refused(String),
     /// The machine stopped answering.
-    #[error("the nested machine hung: no answer for {} seconds", HUNG_AFTER.as_secs())]
-    Hung,
+    #[error("the nested machine hung: no answer for {} seconds", .0.as_secs())]
+    Hung(Duration),
     /// The command ran longer than its caller allows, and was killed.
     #[error("the command ran longer than {} seconds and was killed", .0.as_secs_f64())]
     TimedOut(Duration),
@@ -87,9 +87,9 @@ fn connect(machine: &KeeperReply, request: Request) -> Result<TcpStream, Error> 
     Ok(stream)
 }
 
-fn hung_or_lost(error: io::Error) -> Error {
+fn hung_or_lost(error: io::Error, limit: Duration) -> Error {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Hung,
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Hung(limit),
         _ => Error::Lost(error),
     }
 }
@@ -99,7 +99,7 @@ pub(crate) fn hello(machine: &KeeperReply, limit: Duration) -> Result<(), Error>
     let mut stream = connect(machine, Request::Hello)?;
     stream.set_read_timeout(Some(limit))?;
     let mut payload = Vec::new();
-    match read_frame(&mut stream, &mut payload).map_err(hung_or_lost)? {
+    match read_frame(&mut stream, &mut payload).map_err(|error| hung_or_lost(error, limit))? {
         Some(Kind::Pong) => Ok(()),
         Some(Kind::Failed) => Err(Error::Refused(text(&payload))),
         Some(_) => Err(Error::Lost(io::ErrorKind::InvalidData.into())),
@@ -147,7 +147,8 @@ fn follow(
                 continue;
             }
         }
-        let Some(kind) = read_frame(&mut stream, &mut payload).map_err(hung_or_lost)? else {
+        let received = read_frame(&mut stream, &mut payload);
+        let Some(kind) = received.map_err(|error| hung_or_lost(error, HUNG_AFTER))? else {
             return Err(Error::Lost(io::ErrorKind::UnexpectedEof.into()));
         };
         match kind {
@@ -223,7 +224,7 @@ impl Watch {
             return Ok(Wait::TimedOut);
         }
         if self.asked.is_some() {
-            return Err(Error::Hung);
+            return Err(Error::Hung(HUNG_AFTER));
         }
         self.asked = Some(now);
         Ok(Wait::Ping)
