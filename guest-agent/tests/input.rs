@@ -111,7 +111,7 @@ fn input_that_is_not_taken_ends_with_its_deadline() {
         let agent = Agent::start().await;
         let mut events = agent.start_with(&shell_with_stdin("exec sleep 1000"), &[]).await;
         let pid = events.pid().await;
-        let message = serde_json::to_vec(&stdin(pid, &[0; 200_000])).unwrap();
+        let message = serde_json::to_vec(&stdin(pid, &vec![0; 200_000])).unwrap();
         let headers = [("connect-timeout-ms", "200")];
         let (status, body) = agent.call_raw("SendInput", &headers, message).await;
         let expected = (StatusCode::GATEWAY_TIMEOUT, &json!("deadline_exceeded"));
