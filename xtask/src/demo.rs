@@ -89,13 +89,18 @@ fn build() -> Result<PathBuf> {
     step("building coppice and coppice-vmm");
     build(&["-p", "coppice-vmm"])?;
     build(&["-p", "coppice", "--bins", "--example", "demo"])?;
-    let own = std::env::current_exe().context("this program's own path is unknown")?;
     step("building the guest kernel, unless it is cached");
-    child(Command::new(&own).args(["kernel", "--flavour", "agent"]), "the kernel build")?;
+    crate::kernel::run(&parsed(&["kernel", "--flavour", "agent"])?)?;
     step("building the root file system, unless it is cached");
-    child(Command::new(&own).args(["rootfs", "base"]), "the build of the root file system")?;
+    crate::rootfs::run(&parsed(&["rootfs", "base"])?)?;
     let release = "target/x86_64-unknown-linux-gnu/release/examples/demo";
     Ok(cache::workspace().join(release))
+}
+
+/// The arguments of another command, as if given on its command line.
+fn parsed<A: clap::Args>(words: &[&str]) -> Result<A> {
+    let matches = A::augment_args(clap::Command::new("xtask")).try_get_matches_from(words)?;
+    Ok(A::from_arg_matches(&matches)?)
 }
 
 /// Where the kernels and images of this checkout are.
