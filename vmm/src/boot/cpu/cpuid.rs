@@ -9,6 +9,8 @@
 //! Time needs no frequency leaf: guests take the TSC frequency from kvm-clock, and a TSC deadline
 //! timer needs no calibration.
 
+use std::ops::RangeInclusive;
+
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 /// Leaves by number.
@@ -22,6 +24,7 @@ const SGX: u32 = 0x12;
 const TRACE: u32 = 0x14;
 const TOPOLOGY_V2: u32 = 0x1F;
 const AMD_FEATURES: u32 = 0x8000_0001;
+const BRAND: RangeInclusive<u32> = 0x8000_0002..=0x8000_0004;
 const AMD_POWER: u32 = 0x8000_0007;
 const AMD_SIZES: u32 = 0x8000_0008;
 const AMD_SVM: u32 = 0x8000_000A;
@@ -123,6 +126,16 @@ pub(super) fn set_apic_id(entries: &mut [kvm_cpuid_entry2], id: u8) {
                 set_bits(&mut entry.ebx, 0, 8, id);
             }
             _ => {}
+        }
+    }
+}
+
+/// Fills in the processor's brand, for which KVM has only zeroes, from the `host`'s leaves.
+pub(super) fn set_brand(entries: &mut [kvm_cpuid_entry2], host: impl Fn(u32) -> [u32; 4]) {
+    for entry in entries {
+        if BRAND.contains(&entry.function) && [entry.eax, entry.ebx, entry.ecx, entry.edx] == [0; 4]
+        {
+            [entry.eax, entry.ebx, entry.ecx, entry.edx] = host(entry.function);
         }
     }
 }
@@ -275,6 +288,14 @@ mod tests {
         assert_eq!(get(&entries, AMD_TOPOLOGY, 0).ebx, 3);
         assert_eq!(get(&entries, AMD_CACHES, 0).eax, 0x0000_0121);
         assert_eq!(get(&entries, AMD_CACHES, 3).eax, 0x0000_C163);
+    }
+
+    #[test]
+    fn the_hosts_brand_fills_what_kvm_leaves_empty() {
+        let mut entries = [leaf(0x8000_0002, 0, [0; 4]), leaf(0x8000_0003, 0, [9, 0, 0, 0])];
+        set_brand(&mut entries, |leaf| [leaf, 1, 2, 3]);
+        assert_eq!(entries[0], leaf(0x8000_0002, 0, [0x8000_0002, 1, 2, 3]));
+        assert_eq!(entries[1].eax, 9);
     }
 
     #[test]

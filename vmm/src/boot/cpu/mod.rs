@@ -8,6 +8,8 @@
 mod cpuid;
 mod regs;
 
+use std::arch::x86_64::__cpuid;
+
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_lapic_state, kvm_msr_entry};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use thiserror::Error;
@@ -70,7 +72,9 @@ impl CpuTemplate {
             kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(CpuError::SupportedCpuid)?;
         // KVM leaves this bit to us, because it holds only with its own interrupt controller.
         let tsc_deadline = kvm.check_extension(Cap::TscDeadlineTimer);
-        Ok(Self { cpuid: cpuid::template(supported.as_slice(), count, tsc_deadline) })
+        let mut cpuid = cpuid::template(supported.as_slice(), count, tsc_deadline);
+        cpuid::set_brand(&mut cpuid, host_leaf);
+        Ok(Self { cpuid })
     }
 
     /// Sets up vCPU `index`. The first one gets the `entry` that [`super::load`] gave; the others
@@ -99,6 +103,11 @@ impl CpuTemplate {
         }
         Ok(())
     }
+}
+
+fn host_leaf(leaf: u32) -> [u32; 4] {
+    let registers = __cpuid(leaf);
+    [registers.eax, registers.ebx, registers.ecx, registers.edx]
 }
 
 fn state(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> CpuError {
