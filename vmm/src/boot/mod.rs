@@ -14,7 +14,7 @@
 //!
 //! A Linux vmlinux with a PVH note is entered in 64-bit mode all the same: its PVH entry first
 //! looks for Xen with 256 CPUID instructions, each of which leaves the guest. That is about a
-//! third of all exits up to the guest's init.
+//! quarter of all exits up to the guest's init.
 
 pub mod cpu;
 
