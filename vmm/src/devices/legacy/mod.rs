@@ -5,10 +5,8 @@
 
 mod acpi;
 mod i8042;
-mod panic_tail;
 mod pvpanic;
 mod serial;
-mod sys;
 mod vmgenid;
 
 pub use acpi::AcpiRegisters;

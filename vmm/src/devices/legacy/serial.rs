@@ -21,12 +21,13 @@ use vm_superio::{Serial as Uart, Trigger};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::sys;
 use crate::devices::BusDevice;
 
 use output::Output;
 
 mod output;
+mod panic_tail;
+mod sys;
 #[cfg(test)]
 mod tests;
 

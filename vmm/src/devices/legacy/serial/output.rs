@@ -5,8 +5,8 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::devices::legacy::panic_tail::PanicTail;
-use crate::devices::legacy::sys;
+use super::panic_tail::PanicTail;
+use super::sys;
 
 /// Most bytes held for a slow reader.
 pub(super) const OUTPUT_BUFFER: usize = 64 * 1024;

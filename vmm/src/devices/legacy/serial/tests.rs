@@ -1,3 +1,5 @@
+//! The console as a driver and a terminal see it, with real sockets and files at its ends.
+
 use std::os::unix::net::UnixStream;
 
 use proptest::prelude::*;

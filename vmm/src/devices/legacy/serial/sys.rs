@@ -1,4 +1,4 @@
-//! The one system call of these devices that has no safe form in the standard library.
+//! The system calls of the console that have no safe form in the standard library.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
