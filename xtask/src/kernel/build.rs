@@ -169,8 +169,8 @@ impl Job<'_> {
     /// About how many steps make prints, from earlier builds; only the progress bar needs it.
     const fn steps_estimate(&self) -> u64 {
         match self.flavour {
-            Flavour::Agent => 3300,
-            Flavour::Micro => 1580,
+            Flavour::Agent => 2570,
+            Flavour::Micro => 1590,
             Flavour::Plain => 1450,
         }
     }
