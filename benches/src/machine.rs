@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, PipeReader};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -102,12 +102,16 @@ impl Drop for Running {
 fn start_coppice(vmm: &Path, guest: &Guest, options: &str) -> anyhow::Result<Running> {
     let (mut ours, theirs) = ControlSocket::pair()?;
     let (console, output) = std::io::pipe()?;
+    let theirs = theirs.into_fd();
+    rustix::io::fcntl_setfd(&theirs, rustix::io::FdFlags::empty())
+        .context("the control socket cannot be passed on")?;
     let child = Command::new(vmm)
-        .args(["--control-fd", "0"])
-        .stdin(Stdio::from(theirs.into_fd()))
+        .args(["--control-fd", &theirs.as_raw_fd().to_string()])
+        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
         .with_context(|| format!("{} does not start", vmm.display()))?;
+    drop(theirs);
     let files: [OwnedFd; 3] =
         [open(&guest.kernel)?.into(), open(&guest.root)?.into(), OwnedFd::from(output)];
     let spec = MachineSpec {

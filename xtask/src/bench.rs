@@ -16,6 +16,10 @@ use crate::{artifacts, command};
 /// Longest wall-clock time of one measuring program.
 const LIMIT: Duration = Duration::from_secs(1800);
 
+/// Memory of the nested machine. Machines are shared by configuration: a size of its own keeps
+/// other users of the lab off the benchmark's machine.
+const BENCH_MEMORY_MIB: u32 = 3000;
+
 /// Kernel command line that every contender of the boot benchmark gets, besides its root device:
 /// the options that Firecracker's documents recommend, with a console that says nothing itself.
 const OPTIONS: &str = "console=ttyS0 quiet loglevel=0 reboot=k panic=-1 8250.nr_uarts=1 \
@@ -70,7 +74,11 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     build_benches()?;
     let kernel = kernel::ensure(args.flavour, args.series)?.join("vmlinux");
     let tiny = artifacts::tiny_image()?;
-    let options = Options { virtual_time: args.lane == BenchLane::Virtual, ..Options::default() };
+    let options = Options {
+        virtual_time: args.lane == BenchLane::Virtual,
+        memory_mib: BENCH_MEMORY_MIB,
+        ..Options::default()
+    };
     let choice =
         if args.lane == BenchLane::Direct { LaneChoice::Direct } else { LaneChoice::Nested };
     let lab = Lab::open(choice, &options)?;
