@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
+use coppice_vmm_protocol::FAST_BOOT_OPTIONS;
 use serde::Serialize;
 
 use crate::machine::{Contender, Guest};
@@ -14,6 +15,11 @@ use crate::observe;
 
 /// What the guest's init of the benchmark writes to the console, first of all.
 pub const INIT_MARKER: &str = "coppice-bench: init";
+
+/// Kernel parameters that every contender gets besides [`FAST_BOOT_OPTIONS`] and its root device:
+/// those that Firecracker's documents recommend.
+const OPTIONS: &str = "console=ttyS0 reboot=k panic=1 i8042.noaux i8042.nomux i8042.dumbkbd \
+                       init=/bench-init";
 
 /// One boot, with everything that was seen of it.
 #[derive(Debug, Clone, Serialize)]
@@ -34,14 +40,10 @@ pub struct Sample {
 ///
 /// # Errors
 /// When the machine does not come up.
-pub fn boot_once(
-    contender: &Contender,
-    guest: &Guest,
-    options: &str,
-    scratch: &Path,
-) -> anyhow::Result<Sample> {
+pub fn boot_once(contender: &Contender, guest: &Guest, scratch: &Path) -> anyhow::Result<Sample> {
+    let options = format!("{FAST_BOOT_OPTIONS} {OPTIONS}");
     let started = Instant::now();
-    let mut machine = contender.start(guest, options, scratch)?;
+    let mut machine = contender.start(guest, &options, scratch)?;
     machine.wait_for(INIT_MARKER)?;
     let boot_ms = millis(started);
     let exits = observe::kvm_exits(machine.pid());

@@ -13,17 +13,12 @@ use serde_json::{Map, Value};
 use crate::kernel::{self, Flavour, Series};
 use crate::{artifacts, command};
 
-/// Longest wall-clock time of one measuring program.
-const LIMIT: Duration = Duration::from_secs(1800);
+/// Longest wall-clock time of one round; a guest that hangs ends with it.
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// Memory of the nested machine. Machines are shared by configuration: a size of its own keeps
 /// other users of the lab off the benchmark's machine.
 const BENCH_MEMORY_MIB: u32 = 3000;
-
-/// Kernel command line that every contender of the boot benchmark gets, besides its root device:
-/// the options that Firecracker's documents recommend, with a console that says nothing itself.
-const OPTIONS: &str = "console=ttyS0 quiet loglevel=0 reboot=k panic=-1 8250.nr_uarts=1 \
-                       i8042.noaux i8042.nomux i8042.dumbkbd";
 
 /// Where to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -85,74 +80,120 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     eprintln!("bench: lane {} ({})", lab.lane(), lab.reason());
     let scratch = lab.scratch()?;
     let root = boot_root(&scratch)?;
+    let memory = args.memory.to_string();
     let mut boot = vec!["boot".to_owned(), "--vmm".into(), text(&release("coppice-vmm"))];
     boot.extend(["--kernel".into(), text(&kernel), "--root".into(), text(&root)]);
-    boot.extend(["--memory".into(), args.memory.to_string(), "--cpus".into()]);
-    boot.extend([args.cpus.to_string(), "--options".into(), OPTIONS.into()]);
-    boot.extend(["-n".into(), args.n.to_string()]);
+    boot.extend(["--memory".into(), memory.clone(), "--cpus".into(), args.cpus.to_string()]);
     for peer in &args.peer {
         boot.extend(["--peer".into(), bring_peer(peer, &scratch)?]);
     }
-    let mut report = measure(&lab, boot)?;
     let mut first = vec!["first-output".to_owned(), "--coppice".into(), text(&release("coppice"))];
     first.extend(["--kernel".into(), text(&kernel), "--image".into(), text(&tiny)]);
-    first.extend(["--memory".into(), args.memory.to_string(), "-n".into(), args.n.to_string()]);
-    merge(&mut report, measure(&lab, first)?);
-    ratios(&mut report);
+    first.extend(["--memory".into(), memory]);
+    let mut series = Samples::new(&lab, args.n);
+    if lab.lane().is_nested() {
+        huge_pages(&lab, "never")?;
+        series.take(&boot, "overhead with huge pages off", |sample| {
+            sample.retain(|name, _| name == "contender" || name == "pss_kib");
+        })?;
+        huge_pages(&lab, "always")?;
+        series.take(&boot, "boot", |sample| {
+            sample.remove("pss_kib");
+        })?;
+    } else {
+        series.take(&boot, "boot", |_| ())?;
+    }
+    series.take(&first, "first output", |_| ())?;
+    let report = series.report()?;
     if args.json {
-        println!("{}", Value::Object(report));
+        println!("{report}");
     } else {
         println!("{}", serde_json::to_string_pretty(&report)?);
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(if series.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the measuring program in the lane; its last line of output is a JSON object.
-fn measure(lab: &Lab, args: Vec<String>) -> anyhow::Result<Map<String, Value>> {
-    let mut argv = vec![text(&release("coppice-bench"))];
-    argv.extend(args);
-    let output = lab.command(argv).timeout(LIMIT).output()?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    eprint!("{errors}");
-    if !output.status.success() {
-        bail!("the measuring program failed: {}", output.status);
+/// Sets the nested machine's transparent huge pages. Stock kernels have them on, which is what
+/// boots are measured with; what a VMM itself takes is measured with them off, because one huge
+/// page more or less would hide it.
+fn huge_pages(lab: &Lab, mode: &str) -> anyhow::Result<()> {
+    let script = format!("echo {mode} > /sys/kernel/mm/transparent_hugepage/enabled");
+    let exit = lab.command(["sh", "-c", &script]).run()?;
+    if !exit.status.success() {
+        bail!("transparent huge pages cannot be set to {mode}: {}", exit.status);
     }
-    let stdout = String::from_utf8(output.stdout).context("the report is not text")?;
-    let line = stdout.lines().last().context("the measuring program reported nothing")?;
-    serde_json::from_str(line).context("the report cannot be read")
+    Ok(())
 }
 
-/// Adds what `more` measured, contender by contender.
-fn merge(report: &mut Map<String, Value>, more: Map<String, Value>) {
-    for (contender, values) in more {
-        match (report.get_mut(&contender).and_then(Value::as_object_mut), values) {
-            (Some(known), Value::Object(values)) => known.extend(values),
-            (_, values) => {
-                report.insert(contender, values);
+/// Samples taken so far, raw.
+struct Samples<'lab> {
+    lab: &'lab Lab,
+    rounds: usize,
+    raw: String,
+    failed: usize,
+}
+
+impl<'lab> Samples<'lab> {
+    fn new(lab: &'lab Lab, rounds: usize) -> Self {
+        Self { lab, rounds, raw: String::new(), failed: 0 }
+    }
+
+    /// Runs the measuring program once for each round and once before, whose figures are dropped.
+    /// A round that fails or hangs is reported and counted, never replaced.
+    fn take(
+        &mut self,
+        args: &[String],
+        what: &str,
+        mut trim: impl FnMut(&mut Map<String, Value>),
+    ) -> anyhow::Result<()> {
+        for round in 0..=self.rounds {
+            let mut argv = vec![text(&release("coppice-bench"))];
+            argv.extend(args.iter().cloned());
+            let mut out = Vec::new();
+            let errors = &mut std::io::stderr().lock();
+            match self.lab.command(argv).timeout(LIMIT).run_to(&mut out, errors) {
+                Ok(exit) if exit.status.success() => {}
+                Ok(exit) => self.fail(what, round, &exit.status.to_string()),
+                Err(error) => self.fail(what, round, &error.to_string()),
+            }
+            for line in String::from_utf8_lossy(&out).lines() {
+                let mut sample: Map<String, Value> =
+                    serde_json::from_str(line).with_context(|| format!("not a sample: {line}"))?;
+                eprintln!("bench: {what}, round {round}: {line}");
+                trim(&mut sample);
+                if round > 0 {
+                    self.raw.push_str(&serde_json::to_string(&sample)?);
+                    self.raw.push('\n');
+                }
             }
         }
+        Ok(())
     }
-}
 
-/// Adds `ratios`: Coppice's median over each peer's, for every quantity that both have.
-fn ratios(report: &mut Map<String, Value>) {
-    let median = |values: &Value| values.get("p50").and_then(Value::as_f64);
-    let Some(own) = report.get("coppice").and_then(Value::as_object).cloned() else { return };
-    let mut all = Map::new();
-    for (peer, values) in report.iter().filter(|(name, _)| *name != "coppice") {
-        let mut ratios = Map::new();
-        for (name, value) in &own {
-            let theirs = values.get(name).and_then(median);
-            if let (Some(ours), Some(theirs)) = (median(value), theirs)
-                && theirs > 0.0
-            {
-                ratios.insert(name.clone(), (ours / theirs).into());
-            }
-        }
-        all.insert(format!("coppice/{peer}"), Value::Object(ratios));
+    fn fail(&mut self, what: &str, round: usize, why: &str) {
+        eprintln!("bench: {what}, round {round} FAILED: {why}");
+        self.failed += 1;
     }
-    if !all.is_empty() {
-        report.insert("ratios".into(), Value::Object(all));
+
+    /// Keeps the raw samples and has them summarised.
+    fn report(&self) -> anyhow::Result<Value> {
+        let raw = paths::target_dir().join("coppice/bench.jsonl");
+        fs::write(&raw, &self.raw)
+            .with_context(|| format!("{} cannot be written", raw.display()))?;
+        eprintln!("bench: raw samples in {}", raw.display());
+        let input = fs::File::open(&raw).context("the raw samples cannot be read")?;
+        let output = Command::new(release("coppice-bench"))
+            .arg("report")
+            .stdin(input)
+            .output()
+            .context("the measuring program does not start")?;
+        if !output.status.success() {
+            bail!("no report: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        let mut report: Map<String, Value> = serde_json::from_slice(&output.stdout)?;
+        report.insert("lane".into(), self.lab.lane().name().into());
+        report.insert("failed_rounds".into(), self.failed.into());
+        Ok(Value::Object(report))
     }
 }
 

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
+use crate::command::HoldInterrupts;
 use crate::progress;
 
 /// Collects what an artefact is made from; equal ingredients give equal keys.
@@ -115,6 +116,7 @@ fn entry_in(
     if entry.is_dir() {
         return Ok(entry);
     }
+    let _held = HoldInterrupts::new();
     let prefix = format!(".{key}.");
     remove_stale(parent, &prefix)?;
     let temporary = tempfile::Builder::new()

@@ -2,13 +2,13 @@
 //!
 //! An interrupt (Ctrl-C, SIGTERM, SIGHUP) ends the running child and makes every later step fail,
 //! so that the ordinary error path removes temporary directories; the process never dies with them
-//! left behind.
+//! left behind. Where there is nothing to remove, an interrupt has its ordinary effect.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, ErrorKind, Read};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use anyhow::{Context as _, Result, bail};
@@ -19,6 +19,7 @@ use nix::unistd::Pid;
 const TAIL_LINES: usize = 15;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static HOLDERS: AtomicUsize = AtomicUsize::new(0);
 static RUNNING: Mutex<Vec<u32>> = Mutex::new(Vec::new());
 
 /// Watches for interrupts from here on. Calling it again does nothing.
@@ -31,7 +32,11 @@ pub(crate) fn watch_interrupts() {
             return;
         };
         std::thread::spawn(move || {
-            for _ in signals.forever() {
+            for signal in signals.forever() {
+                if HOLDERS.load(Ordering::SeqCst) == 0 && running().is_empty() {
+                    // Nothing would be left half done; should this fail, the next signal may not.
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
                 INTERRUPTED.store(true, Ordering::SeqCst);
                 for pid in running().iter().filter_map(|&pid| i32::try_from(pid).ok()) {
                     // A child that ended by itself needs no signal.
@@ -40,6 +45,23 @@ pub(crate) fn watch_interrupts() {
             }
         });
     });
+}
+
+/// While it lives an interrupt does not end the process at once: there is something to remove.
+pub(crate) struct HoldInterrupts(());
+
+impl HoldInterrupts {
+    /// Begins to hold.
+    pub(crate) fn new() -> Self {
+        HOLDERS.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for HoldInterrupts {
+    fn drop(&mut self) {
+        HOLDERS.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Fails once the user has interrupted the command.

@@ -1,10 +1,12 @@
 //! Measures on the machine it runs on; `cargo xtask bench` takes it to the right one.
 
+use std::collections::BTreeMap;
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::{Parser, Subcommand};
-use coppice_benches::boot::{FirstCommand, Sample, boot_once, first_output_once};
+use coppice_benches::boot::{FirstCommand, boot_once, first_output_once};
 use coppice_benches::machine::{Contender, Guest};
 use coppice_benches::stats::summarise;
 use serde_json::{Map, Value, json};
@@ -18,7 +20,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Exec of the VMM to the guest's init; contenders alternate sample by sample
+    /// One boot of each contender: exec of the VMM to the guest's init
     Boot {
         /// The coppice-vmm binary
         #[arg(long)]
@@ -38,14 +40,8 @@ enum What {
         /// vCPUs
         #[arg(long, default_value_t = 1)]
         cpus: u8,
-        /// Kernel command line of every contender
-        #[arg(long)]
-        options: String,
-        /// Samples of each contender, one more is taken first and dropped
-        #[arg(short, default_value_t = 5)]
-        n: usize,
     },
-    /// Exec of `coppice run` to the first byte of the command's output
+    /// One run: exec of `coppice run` to the first byte of the command's output
     FirstOutput {
         /// The coppice binary
         #[arg(long)]
@@ -59,15 +55,14 @@ enum What {
         /// Guest memory in MiB
         #[arg(long, default_value_t = 128)]
         memory: u32,
-        /// Samples, one more is taken first and dropped
-        #[arg(short, default_value_t = 5)]
-        n: usize,
     },
+    /// Summarise samples, one JSON object a line on standard input
+    Report,
 }
 
 fn main() -> anyhow::Result<()> {
-    let report = match Cli::parse().what {
-        What::Boot { vmm, peer, kernel, root, memory, cpus, options, n } => {
+    match Cli::parse().what {
+        What::Boot { vmm, peer, kernel, root, memory, cpus } => {
             let local = Local::new()?;
             let guest = Guest {
                 kernel: local.copy(&kernel)?,
@@ -82,9 +77,13 @@ fn main() -> anyhow::Result<()> {
                     other @ Contender::Coppice(_) => other,
                 });
             }
-            boot(&contenders, &guest, &options, n, local.0.path())?
+            for contender in contenders {
+                let sample = boot_once(&contender, &guest, local.0.path())
+                    .with_context(|| format!("{} did not boot", contender.name()))?;
+                println!("{}", json!(sample));
+            }
         }
-        What::FirstOutput { coppice, kernel, image, memory, n } => {
+        What::FirstOutput { coppice, kernel, image, memory } => {
             let local = Local::new()?;
             // The command line finds its VMM beside itself.
             local.copy(&coppice.with_file_name("coppice-vmm"))?;
@@ -94,10 +93,11 @@ fn main() -> anyhow::Result<()> {
                 image: local.copy(&image)?,
                 memory_mib: memory,
             };
-            first_output(&run, n)?
+            let ms = first_output_once(&run)?;
+            println!("{}", json!({"contender": "coppice", "first_output_ms": ms}));
         }
-    };
-    println!("{report}");
+        What::Report => println!("{}", report(std::io::stdin().lock())?),
+    }
     Ok(())
 }
 
@@ -125,55 +125,62 @@ fn parse_peer(text: &str) -> anyhow::Result<Contender> {
     }
 }
 
-fn boot(
-    contenders: &[Contender],
-    guest: &Guest,
-    options: &str,
-    n: usize,
-    scratch: &Path,
-) -> anyhow::Result<Value> {
-    let options = format!("{options} init=/bench-init");
-    let mut samples: Vec<Sample> = Vec::new();
-    for round in 0..=n {
-        for contender in contenders {
-            let sample = boot_once(contender, guest, &options, scratch)
-                .with_context(|| format!("{} did not boot", contender.name()))?;
-            eprintln!("{}", json!({"round": round, "sample": sample}));
-            if round > 0 {
-                samples.push(sample);
+/// Summary of every quantity of every contender, and the ratios of medians to Coppice's.
+fn report(samples: impl BufRead) -> anyhow::Result<Value> {
+    let mut quantities: BTreeMap<String, BTreeMap<String, Vec<f64>>> = BTreeMap::new();
+    for line in samples.lines() {
+        let line = line.context("the samples cannot be read")?;
+        let sample: Map<String, Value> =
+            serde_json::from_str(&line).with_context(|| format!("not a sample: {line}"))?;
+        let contender = sample.get("contender").and_then(Value::as_str).unwrap_or("unnamed");
+        let own = quantities.entry(contender.to_owned()).or_default();
+        for (name, value) in &sample {
+            if let Some(value) = value.as_f64() {
+                own.entry(name.clone()).or_default().push(value);
             }
         }
     }
     let mut report = Map::new();
-    for contender in contenders {
-        let of = |value: fn(&Sample) -> Option<f64>| {
-            let own = samples.iter().filter(|s| s.contender == contender.name());
-            summarise(&own.filter_map(value).collect::<Vec<_>>())
-        };
-        let summary = json!({
-            "boot_ms": of(|s| Some(s.boot_ms)),
-            "kvm_exits": of(|s| s.exits.and_then(to_f64)),
-            "overhead_pss_kib": of(|s| to_f64(s.pss_kib)),
-            "guest_rss_kib": of(|s| to_f64(s.guest_rss_kib)),
-        });
-        report.insert(contender.name().to_owned(), summary);
+    for (contender, values) in &quantities {
+        let summaries = values.iter().map(|(name, all)| (name.clone(), json!(summarise(all))));
+        report.insert(contender.clone(), Value::Object(summaries.collect()));
+    }
+    let ratios = ratios(&quantities);
+    if !ratios.is_empty() {
+        report.insert("ratios".into(), Value::Object(ratios));
     }
     Ok(Value::Object(report))
 }
 
-fn first_output(run: &FirstCommand, n: usize) -> anyhow::Result<Value> {
-    let mut samples = Vec::new();
-    for round in 0..=n {
-        let ms = first_output_once(run)?;
-        eprintln!("{}", json!({"round": round, "first_output_ms": ms}));
-        if round > 0 {
-            samples.push(ms);
-        }
+/// Coppice's median over each peer's, for every quantity that both have.
+fn ratios(quantities: &BTreeMap<String, BTreeMap<String, Vec<f64>>>) -> Map<String, Value> {
+    let Some(own) = quantities.get("coppice") else { return Map::new() };
+    let mut ratios = Map::new();
+    for (peer, values) in quantities.iter().filter(|(name, _)| *name != "coppice") {
+        let pairs = values.iter().filter_map(|(name, theirs)| {
+            let ours = summarise(own.get(name)?)?.p50;
+            let theirs = summarise(theirs)?.p50;
+            (theirs > 0.0).then(|| (name.clone(), json!(ours / theirs)))
+        });
+        ratios.insert(format!("coppice/{peer}"), Value::Object(pairs.collect()));
     }
-    Ok(json!({"coppice": {"first_output_ms": summarise(&samples)}}))
+    ratios
 }
 
-/// Counters are far below the point where a float loses integers.
-fn to_f64(value: u64) -> Option<f64> {
-    u32::try_from(value).ok().map(f64::from)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_has_medians_and_their_ratio() {
+        let samples = r#"{"contender":"coppice","boot_ms":10.0,"exits":100}
+{"contender":"firecracker","boot_ms":20.0,"exits":null}
+{"contender":"coppice","boot_ms":12.0,"exits":100}
+{"contender":"coppice","boot_ms":11.0,"exits":102}"#;
+        let report = report(samples.as_bytes()).unwrap();
+        assert_eq!(report["coppice"]["boot_ms"]["p50"], 11.0);
+        assert_eq!(report["coppice"]["boot_ms"]["n"], 3);
+        assert_eq!(report["ratios"]["coppice/firecracker"]["boot_ms"], 0.55);
+        assert!(report["ratios"]["coppice/firecracker"].get("exits").is_none());
+    }
 }
