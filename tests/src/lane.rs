@@ -4,6 +4,7 @@
 //! boots Linux the body runs at once. Elsewhere this very test binary (it is static) is run again
 //! inside the nested lab, for this one test, and its outcome is the test's outcome.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use coppice_lab::{Lab, LaneChoice, Options};
@@ -13,6 +14,9 @@ const INSIDE: &str = "COPPICE_TEST_INSIDE_LANE";
 
 /// Longest time one test may take in the nested lab.
 const LIMIT: Duration = Duration::from_secs(900);
+
+/// Tests on the host itself take turns: they look at the processes there.
+static ON_HOST: Mutex<()> = Mutex::new(());
 
 /// Runs `body` on the best lane of this machine; `name` is the test's full name as the harness
 /// prints it.
@@ -30,6 +34,7 @@ pub fn on_best_lane(name: &str, body: impl FnOnce()) {
     };
     eprintln!("lane: {} ({})", lab.lane().name(), lab.reason());
     if !lab.lane().is_nested() {
+        let _one_at_a_time = ON_HOST.lock().unwrap_or_else(PoisonError::into_inner);
         return body();
     }
     let own = match std::env::current_exe() {

@@ -9,14 +9,17 @@ use std::process::Stdio;
 
 use crate::common::{on_lane, tiny};
 
-/// Process IDs of every `coppice-vmm` on this machine.
+/// Process IDs of every `coppice-vmm` of this test: a nested lane gives each test a control group
+/// of its own, and on the host one test runs at a time.
 pub(crate) fn vmm_processes() -> Vec<u32> {
+    let group = fs::read_to_string("/proc/self/cgroup").unwrap();
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc").unwrap().flatten() {
         let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
         // A process may be gone by now.
         let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        if name.trim() == "coppice-vmm" {
+        let of = fs::read_to_string(entry.path().join("cgroup")).unwrap_or_default();
+        if name.trim() == "coppice-vmm" && of == group {
             found.push(pid);
         }
     }
