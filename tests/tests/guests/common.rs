@@ -1,6 +1,7 @@
 //! What the guest tests share: the programs under test and small guests made of them.
 
 use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -121,4 +122,68 @@ pub(crate) async fn bare_machine(init: &str, disks: Vec<File>) -> (Vmm, UnixStre
     vmm.create(spec, passed).await.unwrap();
     vmm.run().await.unwrap();
     (vmm, ours)
+}
+
+/// A bare machine whose shell on the serial console has shown its prompt. What is typed before
+/// that would be lost: the guest's driver clears the UART when it takes it over.
+pub(crate) async fn shell_machine(disks: Vec<File>) -> (Vmm, Terminal) {
+    let (vmm, stream) = bare_machine("/bin/sh", disks).await;
+    let mut terminal = Terminal::new(stream);
+    terminal.expect_text("# ");
+    (vmm, terminal)
+}
+
+/// The other end of a serial console; a guest that falls silent fails the test by itself.
+pub(crate) struct Terminal {
+    stream: UnixStream,
+    seen: Vec<u8>,
+}
+
+impl Terminal {
+    fn new(stream: UnixStream) -> Self {
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        Self { stream, seen: Vec::new() }
+    }
+
+    /// Sends raw bytes.
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// Types a line.
+    pub(crate) fn type_line(&mut self, line: &str) {
+        self.send(line.as_bytes());
+        self.send(b"\n");
+    }
+
+    /// Reads until a whole line is exactly `wanted`; the echo of what was typed never is.
+    pub(crate) fn expect_line(&mut self, wanted: &str) {
+        loop {
+            while let Some(end) = self.seen.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.seen.drain(..=end).collect();
+                if String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']) == wanted {
+                    return;
+                }
+            }
+            self.read_more(wanted);
+        }
+    }
+
+    /// Reads until the output has `wanted` in it, which need not be a whole line.
+    pub(crate) fn expect_text(&mut self, wanted: &str) {
+        while !self.seen.windows(wanted.len()).any(|part| part == wanted.as_bytes()) {
+            self.read_more(wanted);
+        }
+    }
+
+    fn read_more(&mut self, wanted: &str) {
+        let mut piece = [0u8; 512];
+        match self.stream.read(&mut piece) {
+            Ok(got) if got > 0 => self.seen.extend_from_slice(&piece[..got]),
+            other => {
+                let seen = String::from_utf8_lossy(&self.seen);
+                panic!("no {wanted:?} on the console ({other:?}); it says: {seen}");
+            }
+        }
+    }
 }

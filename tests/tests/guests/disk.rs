@@ -4,7 +4,7 @@ use std::io::{Read as _, Seek as _, Write as _};
 
 use coppice_vmm_protocol::ExitReason;
 
-use crate::common::{bare_machine, block_on, coppice, on_lane, stdout, tiny};
+use crate::common::{block_on, coppice, on_lane, shell_machine, stdout, tiny};
 use crate::streams::sha256_hex;
 
 #[test]
@@ -38,14 +38,13 @@ fn what_a_guest_syncs_is_in_the_backing_file() {
         disk.write_all(&data).unwrap();
         let copy = disk.try_clone().unwrap();
         block_on(async {
-            let (vmm, mut console) = bare_machine("/bin/sh", vec![copy]).await;
+            let (vmm, mut terminal) = shell_machine(vec![copy]).await;
             // The second half is copied over the first, inside the guest.
-            console
-                .write_all(
-                    b"mount -t devtmpfs dev /dev; dd if=/dev/vdb of=/dev/vdb bs=4096 \
-                      count=128 skip=128 conv=notrunc,fsync; poweroff -f\n",
-                )
-                .unwrap();
+            terminal.type_line("mount -t devtmpfs dev /dev");
+            terminal.type_line(
+                "dd if=/dev/vdb of=/dev/vdb bs=4096 count=128 skip=128 conv=notrunc,fsync; \
+                 poweroff -f",
+            );
             assert_eq!(vmm.ended().await.reason, Some(ExitReason::PowerOff));
         });
         let (first, second) = data.split_at_mut(512 << 10);

@@ -1,19 +1,18 @@
 //! The ways a machine ends, and that nothing is left of it.
 
-use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use coppice_vmm_protocol::ExitReason;
 
-use crate::common::{bare_machine, block_on, on_lane, tiny};
+use crate::common::{bare_machine, block_on, on_lane, shell_machine, tiny};
 use crate::cycles::vmm_processes;
 
 #[test]
 fn a_reboot_is_told_from_a_power_off() {
     on_lane!({
         block_on(async {
-            let (vmm, mut console) = bare_machine("/bin/sh", Vec::new()).await;
-            console.write_all(b"reboot -f\n").unwrap();
+            let (vmm, mut terminal) = shell_machine(Vec::new()).await;
+            terminal.type_line("reboot -f");
             assert_eq!(vmm.ended().await.reason, Some(ExitReason::Reset));
         });
     });
