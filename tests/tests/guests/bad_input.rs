@@ -11,7 +11,12 @@ use crate::cycles::vmm_processes;
 
 /// Runs `coppice run` with this kernel and image and expects this class of failure.
 fn expect(class: Class, kernel: &Path, image: &Path, options: &[&str]) {
-    let mut command = coppice(&["run", "--boot-timeout", "60", "--memory", "128"]);
+    let mut command = coppice(&["run"]);
+    for (option, usual) in [("--boot-timeout", "60"), ("--memory", "128")] {
+        if !options.contains(&option) {
+            command.args([option, usual]);
+        }
+    }
     command.arg("--kernel").arg(kernel).arg("--image").arg(image).args(options);
     let (code, out, err) = finish(command.args(["--", "echo", "never"]));
     assert_eq!(code, i32::from(class.exit_code()), "{err}");

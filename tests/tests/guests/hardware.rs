@@ -51,7 +51,8 @@ fn memory_above_the_hole_is_there_and_usable() {
         sees_memory(5120);
         // A file in memory larger than what lies below the hole would need too long here; data
         // placed by the kernel's allocator, which starts at the top, is above the hole anyway.
-        let script = "dd if=/dev/zero of=/tmp/f bs=1M count=64 2>/dev/null; sha256sum < /tmp/f";
+        let script =
+            "dd if=/dev/zero of=/dev/shm/f bs=1M count=64 2>/dev/null; sha256sum < /dev/shm/f";
         let mut command = tiny(&["--memory", "5120"], &["sh", "-c", script]);
         let zeroes = vec![0u8; 64 << 20];
         let wanted = format!("{}  -\n", crate::streams::sha256_hex(&zeroes));

@@ -66,10 +66,22 @@ impl ReadVolatile for BootFile<'_> {
         &mut self,
         buffer: &mut VolatileSlice<B>,
     ) -> Result<usize, VolatileMemoryError> {
-        let count =
-            sys::read_at(self.file, self.position, buffer).map_err(VolatileMemoryError::IOError)?;
-        self.advance(count);
-        Ok(count)
+        // One read may give less than is there (network file systems do); callers that want
+        // an exact count do not ask again, so only the end of the file may cut it short.
+        let mut done = 0;
+        while done < buffer.len() {
+            let mut rest = buffer.offset(done)?;
+            match sys::read_at(self.file, self.position, &mut rest) {
+                Ok(0) => break,
+                Ok(count) => {
+                    self.advance(count);
+                    done = done.saturating_add(count);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(VolatileMemoryError::IOError(error)),
+            }
+        }
+        Ok(done)
     }
 }
 
