@@ -1,9 +1,13 @@
 //! Everything a Linux guest needs from this checkout: binaries, kernels and root file systems.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
+
+use crate::cache;
+use crate::kernel::{self, Flavour, Series};
+use crate::rootfs::{self, Image};
 
 /// Builds the host binaries, then the kernels and root file systems that are not cached yet.
 ///
@@ -11,9 +15,9 @@ use anyhow::{Context as _, bail};
 /// When one of the builds fails; its own output says why.
 pub(crate) fn build_all() -> anyhow::Result<()> {
     build_binaries()?;
-    let xtask = std::env::current_exe().context("this program's own path is unknown")?;
-    run(Command::new(&xtask).arg("kernel"), "the kernel build")?;
-    run(Command::new(&xtask).arg("rootfs"), "the build of the root file systems")
+    kernel::ensure(Flavour::Micro, Series::default())?;
+    kernel::ensure(Flavour::Agent, Series::default())?;
+    rootfs::ensure(None)
 }
 
 /// Builds the host binaries.
@@ -22,7 +26,8 @@ pub(crate) fn build_all() -> anyhow::Result<()> {
 /// When the build fails; its own output says why.
 pub(crate) fn build_binaries() -> anyhow::Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let binaries = ["build", "--release", "-p", "coppice", "-p", "coppice-vmm"];
+    let binaries =
+        ["build", "--release", "-p", "coppice", "-p", "coppice-vmm", "-p", "coppice-benches"];
     run(Command::new(cargo).args(binaries), "the release build")
 }
 
@@ -31,19 +36,15 @@ pub(crate) fn build_binaries() -> anyhow::Result<()> {
 /// # Errors
 /// When the build fails; its own output says why.
 pub(crate) fn tiny_image() -> anyhow::Result<PathBuf> {
-    let xtask = std::env::current_exe().context("this program's own path is unknown")?;
-    run(Command::new(&xtask).args(["rootfs", "tiny"]), "the build of the tiny root file system")?;
-    Ok(crate::cache::home().join("images/tiny.ext4"))
-}
-
-/// Top of the checkout.
-fn top() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    rootfs::ensure(Some(Image::Tiny))?;
+    Ok(cache::home().join("images/tiny.ext4"))
 }
 
 fn run(command: &mut Command, what: &str) -> anyhow::Result<()> {
-    let status =
-        command.current_dir(top()).status().with_context(|| format!("{what} cannot start"))?;
+    let status = command
+        .current_dir(cache::workspace())
+        .status()
+        .with_context(|| format!("{what} cannot start"))?;
     if !status.success() {
         bail!("{what} failed ({status}); see its output above");
     }

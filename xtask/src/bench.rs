@@ -66,7 +66,6 @@ pub(crate) struct Args {
 /// Builds what is measured, measures it, and reports.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     artifacts::build_binaries()?;
-    build_benches()?;
     let kernel = kernel::ensure(args.flavour, args.series)?.join("vmlinux");
     let tiny = artifacts::tiny_image()?;
     let options = Options {
@@ -195,13 +194,6 @@ impl<'lab> Samples<'lab> {
         report.insert("failed_rounds".into(), self.failed.into());
         Ok(Value::Object(report))
     }
-}
-
-fn build_benches() -> anyhow::Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.args(["build", "--release", "-p", "coppice-benches"]).current_dir(paths::checkout());
-    command::run(&mut build)
 }
 
 /// A small read-only root file system whose init is the benchmark's.

@@ -13,6 +13,8 @@ use coppice_lab::{Lab, LaneChoice, Options};
 use serde::{Deserialize, Serialize};
 
 use crate::cache;
+use crate::kernel::{self, Flavour, Series};
+use crate::rootfs::{self, Image};
 
 /// Longest time for the demo's program, in wall time; emulation on a busy machine is slow.
 const LIMIT: Duration = Duration::from_secs(600);
@@ -90,17 +92,11 @@ fn build() -> Result<PathBuf> {
     build(&["-p", "coppice-vmm"])?;
     build(&["-p", "coppice", "--bins", "--example", "demo"])?;
     step("building the guest kernel, unless it is cached");
-    crate::kernel::run(&parsed(&["kernel", "--flavour", "agent"])?)?;
+    kernel::ensure(Flavour::Agent, Series::default())?;
     step("building the root file system, unless it is cached");
-    crate::rootfs::run(&parsed(&["rootfs", "base"])?)?;
+    rootfs::ensure(Some(Image::Base))?;
     let release = "target/x86_64-unknown-linux-gnu/release/examples/demo";
     Ok(cache::workspace().join(release))
-}
-
-/// The arguments of another command, as if given on its command line.
-fn parsed<A: clap::Args>(words: &[&str]) -> Result<A> {
-    let matches = A::augment_args(clap::Command::new("xtask")).try_get_matches_from(words)?;
-    Ok(A::from_arg_matches(&matches)?)
 }
 
 /// Where the kernels and images of this checkout are.

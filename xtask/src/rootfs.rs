@@ -69,6 +69,14 @@ pub(crate) enum Image {
     Tiny,
 }
 
+/// Makes sure that an image, or all of them, is built and linked into the home directory.
+///
+/// # Errors
+/// When packages cannot be had or a build fails.
+pub(crate) fn ensure(image: Option<Image>) -> Result<()> {
+    run(&Args { image, locked: false, update_lock: false, verify: false }).map(|_| ())
+}
+
 /// Builds the images that the arguments ask for and says where they are.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     command::watch_interrupts();
