@@ -6,7 +6,7 @@
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -117,10 +117,20 @@ fn machines_dir() -> PathBuf {
     paths::lab_dir().join("machines")
 }
 
+/// Device and inode of a directory; nothing while it is not there.
+fn file_identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|data| (data.dev(), data.ino()))
+}
+
 impl Description {
     /// The machine's directory, which depends on everything that tells machines apart.
     pub(crate) fn directory(&self) -> Result<PathBuf, Error> {
-        let identity = (self, VERSION, paths::checkout());
+        // A directory that was removed and made again is another one to a machine that has the
+        // old one open.
+        let mut shared = vec![paths::checkout(), paths::target_dir()];
+        shared.extend(self.shares.iter().cloned());
+        let opened: Vec<_> = shared.iter().map(|path| file_identity(path)).collect();
+        let identity = (self, VERSION, paths::checkout(), opened);
         let hash = Sha256::digest(serde_json::to_vec(&identity)?);
         let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
         Ok(machines_dir().join(name))
@@ -437,4 +447,29 @@ pub fn stop_all(in_use_too: bool) -> Result<(Vec<Running>, Vec<Running>), Error>
         stop(&machine.directory)?;
     }
     Ok((ended, left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_that_was_made_again_belongs_to_another_machine() {
+        let parent = tempfile::tempdir().unwrap();
+        let shared = parent.path().join("shared");
+        std::fs::create_dir(&shared).unwrap();
+        let description = Description {
+            cpus: 1,
+            memory_mib: 512,
+            virtual_time: false,
+            idle_timeout_s: 60,
+            shares: vec![shared.clone()],
+        };
+        let first = description.directory().unwrap();
+        assert_eq!(description.directory().unwrap(), first);
+        // The old one is kept, so that its inode cannot be used again.
+        std::fs::rename(&shared, parent.path().join("old")).unwrap();
+        std::fs::create_dir(&shared).unwrap();
+        assert_ne!(description.directory().unwrap(), first);
+    }
 }
