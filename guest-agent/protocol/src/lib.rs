@@ -14,6 +14,7 @@ mod error;
 pub mod json;
 pub mod process;
 mod ready;
+pub mod signal;
 
 pub use error::{Code, ConnectError};
 pub use ready::ReadyLine;

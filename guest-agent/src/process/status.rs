@@ -4,33 +4,14 @@ use coppice_agent_protocol::process::EndEvent;
 
 use crate::sys::RawStatus;
 
-/// Names of the signals Go has names for; others are `signal N`.
-const SIGNALS: [&str; 16] = [
-    "",
-    "hangup",
-    "interrupt",
-    "quit",
-    "illegal instruction",
-    "trace/breakpoint trap",
-    "aborted",
-    "bus error",
-    "floating point exception",
-    "killed",
-    "user defined signal 1",
-    "segmentation fault",
-    "user defined signal 2",
-    "broken pipe",
-    "alarm clock",
-    "terminated",
-];
-
 /// The end event of a process with this status.
 pub(crate) fn end_event(status: RawStatus) -> EndEvent {
     let RawStatus(raw) = status;
     if libc::WIFSIGNALED(raw) {
         let signal = libc::WTERMSIG(raw);
-        let name = usize::try_from(signal).ok().and_then(|number| SIGNALS.get(number));
-        let name = name.map_or_else(|| format!("signal {signal}"), |name| (*name).to_owned());
+        // The kernel keeps the signal in seven bits.
+        let name = u8::try_from(signal)
+            .map_or_else(|_| format!("signal {signal}"), coppice_agent_protocol::signal::name);
         let core = if libc::WCOREDUMP(raw) { " (core dumped)" } else { "" };
         let status = format!("signal: {name}{core}");
         let error = Some(status.clone());

@@ -37,25 +37,6 @@ pub struct Start {
     pub timeout: Option<Duration>,
 }
 
-/// What a status calls the signals from number 1 on; those without a name are `signal N`.
-const SIGNALS: [&str; 15] = [
-    "hangup",
-    "interrupt",
-    "quit",
-    "illegal instruction",
-    "trace/breakpoint trap",
-    "aborted",
-    "bus error",
-    "floating point exception",
-    "killed",
-    "user defined signal 1",
-    "segmentation fault",
-    "user defined signal 2",
-    "broken pipe",
-    "alarm clock",
-    "terminated",
-];
-
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -87,11 +68,7 @@ impl Outcome {
 fn signal_number(status: &str) -> Option<u8> {
     let name = status.strip_prefix("signal: ")?;
     let name = name.strip_suffix(" (core dumped)").unwrap_or(name);
-    if let Some(number) = name.strip_prefix("signal ") {
-        return number.parse().ok();
-    }
-    let position = SIGNALS.iter().position(|known| *known == name)?;
-    u8::try_from(position).ok()?.checked_add(1)
+    coppice_agent_protocol::signal::number(name)
 }
 
 /// Events of one process, read as fast as [`ProcessStream::next`] is called.
