@@ -39,7 +39,7 @@ pub enum Class {
     RootfsUnusable,
     /// The host's disk is full.
     DiskFull,
-    /// The guest's kernel panicked.
+    /// The guest's kernel panicked, or crashed before it could.
     GuestPanic,
     /// The guest runs but its agent does not answer.
     AgentUnreachable,
@@ -72,7 +72,7 @@ pub const CLASSES: [(Class, u8, &str, &str); 20] = [
     (Class::CmdlineInvalid, 72, "cmdline_invalid", "the kernel command line is too long"),
     (Class::RootfsUnusable, 73, "rootfs_unusable", "the root file system does not mount"),
     (Class::DiskFull, 74, "disk_full", "the host's disk is full"),
-    (Class::GuestPanic, 75, "guest_panic", "the guest's kernel panicked"),
+    (Class::GuestPanic, 75, "guest_panic", "the guest's kernel panicked or crashed"),
     (Class::AgentUnreachable, 76, "agent_unreachable", "the guest's agent does not answer"),
     (Class::KvmDenied, 77, "kvm_denied", "/dev/kvm may not be opened"),
     (Class::KvmAbsent, 78, "kvm_absent", "there is no /dev/kvm"),

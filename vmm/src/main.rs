@@ -19,7 +19,7 @@ const EXIT_OK: u8 = 0;
 const EXIT_FAILURE: u8 = 1;
 /// The command line was wrong.
 const EXIT_USAGE: u8 = 2;
-/// The guest's kernel panicked.
+/// The guest's kernel panicked, or a fault took it down.
 const EXIT_PANIC: u8 = 3;
 /// The machine could not go on.
 const EXIT_MACHINE: u8 = 4;
@@ -68,7 +68,7 @@ fn serve(control_fd: i32, parent: u32) -> anyhow::Result<u8> {
     let reason = control::serve(socket, parent)?;
     Ok(match reason {
         ExitReason::PowerOff | ExitReason::Reset | ExitReason::Stopped => EXIT_OK,
-        ExitReason::Panic => EXIT_PANIC,
+        ExitReason::Panic | ExitReason::TripleFault { .. } => EXIT_PANIC,
         ExitReason::Failed { .. } => EXIT_MACHINE,
     })
 }

@@ -60,10 +60,13 @@ fn ram_reaches_up_to_the_hole_and_keeps_what_is_written() {
 }
 
 #[test]
-fn a_triple_fault_is_a_reset() {
+fn a_triple_fault_is_told_from_a_reset() {
     needs_kvm!();
     let (vmm, _console) = Vmm::boot(&Code::new().triple_fault(), |_| {});
-    vmm.end().expect(&ExitReason::Reset, 0);
+    let end = vmm.end();
+    let ExitReason::TripleFault { message } = end.reason() else { panic!("{:?}", end.events) };
+    assert!(message.starts_with("triple fault on vCPU 0"), "{message}");
+    assert_eq!(end.status.code(), Some(3));
 }
 
 #[test]

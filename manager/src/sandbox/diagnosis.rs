@@ -22,6 +22,13 @@ pub enum Cause {
     OutOfMemory(String),
     /// Any other panic.
     Panic(String),
+    /// A vCPU shut down after a triple fault: the kernel crashed without a word.
+    Crashed {
+        /// Where, in the words of the VMM.
+        fault: String,
+        /// The last line on the console.
+        last_line: String,
+    },
     /// The guest powered itself off or reset itself.
     Ended(String),
     /// The VMM failed.
@@ -48,6 +55,10 @@ pub fn explain(end: &End, console: &str) -> Cause {
     }
     if end.panicked || end.reason == Some(ExitReason::Panic) {
         return Cause::Panic("the kernel panicked".into());
+    }
+    if let Some(ExitReason::TripleFault { message }) = &end.reason {
+        let last_line = last_line(console).unwrap_or_default().into();
+        return Cause::Crashed { fault: message.clone(), last_line };
     }
     match line_with(console, AGENT) {
         Some(line) => Cause::AgentFailed(line.into()),
@@ -131,6 +142,15 @@ mod tests {
     fn a_reset_shows_the_last_line() {
         let end = End { reason: Some(ExitReason::Reset), ..End::default() };
         assert_eq!(explain(&end, "early\nlate\n\n"), Cause::Ended("late".into()));
+    }
+
+    #[test]
+    fn a_triple_fault_is_a_crash_and_tells_where() {
+        let message = "triple fault on vCPU 0".to_owned();
+        let reason = Some(ExitReason::TripleFault { message: message.clone() });
+        let end = End { reason, ..End::default() };
+        let expected = Cause::Crashed { fault: message, last_line: "late".into() };
+        assert_eq!(explain(&end, "early\nlate\n"), expected);
     }
 
     #[test]

@@ -143,6 +143,9 @@ fn boot_text(cause: &Cause, kernel: &Path, image: &Path) -> String {
         Cause::AgentFailed(says) => format!("the guest's agent gave up: {says}"),
         Cause::OutOfMemory(says) => format!("the guest ran out of memory while booting: {says}"),
         Cause::Panic(says) => format!("the guest's kernel panicked: {says}"),
+        Cause::Crashed { fault, last_line } => {
+            format!("the guest's kernel crashed ({fault}){}", saw(last_line))
+        }
         Cause::Ended(says) => format!("the guest ended before its agent reported{}", saw(says)),
         Cause::Vmm(says) => format!("the VMM failed: {says}"),
     }
@@ -184,6 +187,7 @@ impl Error {
             Cause::Panic(says) | Cause::OutOfMemory(says) | Cause::AgentFailed(says) => {
                 (format!("panic: {says}"), true)
             }
+            Cause::Crashed { fault, .. } => (fault, true),
             _ => (end.reason.as_ref().map_or("no reason given", reason_text).into(), end.panicked),
         };
         Self::Ended { what, panicked }
@@ -337,7 +341,7 @@ fn boot_advice(cause: &Cause, memory_mib: u32) -> (Class, String) {
         Cause::OutOfMemory(_) => {
             (Class::MemoryTooSmall, format!("give it more than {memory_mib} MiB with --memory"))
         }
-        Cause::Panic(_) => (Class::GuestPanic, MORE_MEMORY.into()),
+        Cause::Panic(_) | Cause::Crashed { .. } => (Class::GuestPanic, MORE_MEMORY.into()),
         Cause::Ended(_) => {
             (Class::GuestEnded, "check that the image's /sbin/init is coppice-agent".into())
         }
@@ -367,6 +371,7 @@ fn reason_text(reason: &coppice_vmm_protocol::ExitReason) -> &'static str {
         R::PowerOff => "it powered itself off",
         R::Reset => "it reset itself",
         R::Panic => "its kernel panicked",
+        R::TripleFault { .. } => "its kernel crashed",
         R::Stopped => "it was stopped",
         R::Failed { .. } => "the VMM failed",
     }

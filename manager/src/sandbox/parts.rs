@@ -16,7 +16,10 @@ use crate::vmm::Passed;
 
 /// Kernel parameters for every guest besides [`FAST_BOOT_OPTIONS`]: a console for the reason when
 /// it does not come up, and an end instead of a hang when the kernel panics.
-const CMDLINE: &str = "console=ttyS0 panic=-1 reboot=t";
+///
+/// Of the ways to reset, the keyboard controller's needs least from the kernel; `reboot=t` would
+/// make a crash look like a reset.
+const CMDLINE: &str = "console=ttyS0 panic=-1 reboot=k";
 /// Path of the agent in our images.
 const INIT: &str = "/sbin/init";
 /// The guest's context ID. Each machine's vsock is its own, so all can have the same.

@@ -112,7 +112,7 @@ pub(crate) async fn bare_machine(init: &str, disks: Vec<File>) -> (Vmm, UnixStre
         memory_mib: 128,
         kernel,
         initrd: None,
-        cmdline: format!("console=ttyS0 quiet panic=-1 reboot=t root=/dev/vda ro init={init}"),
+        cmdline: format!("console=ttyS0 quiet panic=-1 reboot=k root=/dev/vda ro init={init}"),
         disks: specs,
         vsock: None,
         console: Some(ConsoleSpec { input: Some(input), output: Some(output) }),

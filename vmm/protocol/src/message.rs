@@ -123,6 +123,13 @@ pub enum ExitReason {
     Reset,
     /// The guest's kernel panicked.
     Panic,
+    /// A vCPU met a fault that its kernel had no way left to handle (a triple fault), so that
+    /// there was neither a panic nor a reset asked of a device. A guest may do this on purpose,
+    /// as Linux does with `reboot=t`.
+    TripleFault {
+        /// Which vCPU, and where, in one line for people.
+        message: String,
+    },
     /// The manager asked, its socket closed, or a signal asked.
     Stopped,
     /// The VMM cannot go on; `message` says why.

@@ -13,7 +13,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 pub enum GuestSignal {
     /// The guest powered itself off (ACPI S5).
     PowerOff,
-    /// The guest asked for a reset (ACPI reset register, keyboard controller, triple fault).
+    /// The guest asked for a reset (ACPI reset register, keyboard controller).
     Reset,
     /// The guest's kernel announced a panic.
     Panic,

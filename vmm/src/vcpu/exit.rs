@@ -1,9 +1,14 @@
 //! What an exit from the guest means, apart from the loop that takes it.
 
-use kvm_bindings::{KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN};
+use kvm_bindings::{
+    KVM_SYSTEM_EVENT_CRASH, KVM_SYSTEM_EVENT_RESET, KVM_SYSTEM_EVENT_SHUTDOWN, kvm_regs, kvm_sregs,
+};
 use kvm_ioctls::VcpuExit;
 
 use crate::devices::{Bus, GuestSignal};
+
+/// Instruction pointer of an x86 processor after INIT (Intel SDM volume 3, table 11-1).
+const AFTER_INIT: u64 = 0xFFF0;
 
 /// What the vCPUs can reach.
 #[derive(Debug, Default)]
@@ -19,6 +24,8 @@ pub struct Buses {
 pub enum Ending {
     /// The guest ended the machine without a device's help.
     Guest(GuestSignal),
+    /// The vCPU shut down after a triple fault; one line that says where.
+    TripleFault(String),
     /// KVM cannot go on with this guest; one line that says why.
     Failed(String),
 }
@@ -48,8 +55,8 @@ pub fn handle(exit: VcpuExit<'_>, io_size: usize, buses: &Buses) -> Result<(), E
         VcpuExit::MmioWrite(address, data) => buses.memory.write(address, data),
         // A signal came; the loop looks at its commands when KVM_RUN says so.
         VcpuExit::Intr | VcpuExit::IrqWindowOpen => {}
-        // A triple fault, which is also how Linux resets when asked to (`reboot=t`).
-        VcpuExit::Shutdown => return Err(Ending::Guest(GuestSignal::Reset)),
+        // Where it happened is known only after this exit has been taken; see `locate`.
+        VcpuExit::Shutdown => return Err(Ending::TripleFault(String::new())),
         VcpuExit::SystemEvent(kind, _) => return Err(system_event(kind)),
         VcpuExit::FailEntry(reason, cpu) => {
             return Err(Ending::Failed(format!(
@@ -72,6 +79,18 @@ pub fn handle(exit: VcpuExit<'_>, io_size: usize, buses: &Buses) -> Result<(), E
         }
     }
     Ok(())
+}
+
+/// Says where a vCPU that shut down was.
+///
+/// KVM on AMD puts such a vCPU in its state after INIT (Linux `shutdown_interception`), because
+/// the architecture leaves the state undefined: then there is nothing to tell.
+pub fn locate(index: u8, regs: &kvm_regs, sregs: &kvm_sregs) -> String {
+    if regs.rip == AFTER_INIT && sregs.cr3 == 0 {
+        return format!("triple fault on vCPU {index}, whose registers KVM did not keep");
+    }
+    let (rip, cr2, cr3) = (regs.rip, sregs.cr2, sregs.cr3);
+    format!("triple fault on vCPU {index} at RIP {rip:#x}, CR2 {cr2:#x}, CR3 {cr3:#x}")
 }
 
 fn system_event(kind: u32) -> Ending {
@@ -152,11 +171,26 @@ mod tests {
         let buses = Buses::default();
         let end = |exit| handle(exit, 0, &buses).unwrap_err();
         let event = |kind| end(VcpuExit::SystemEvent(kind, &[]));
-        assert_eq!(end(VcpuExit::Shutdown), Ending::Guest(GuestSignal::Reset));
+        assert!(matches!(end(VcpuExit::Shutdown), Ending::TripleFault(_)));
         assert_eq!(event(KVM_SYSTEM_EVENT_SHUTDOWN), Ending::Guest(GuestSignal::PowerOff));
         assert_eq!(event(KVM_SYSTEM_EVENT_RESET), Ending::Guest(GuestSignal::Reset));
         assert_eq!(event(KVM_SYSTEM_EVENT_CRASH), Ending::Guest(GuestSignal::Panic));
         assert!(matches!(event(77), Ending::Failed(_)));
+    }
+
+    #[test]
+    fn a_triple_fault_is_located() {
+        let regs = kvm_regs { rip: 0xFFFF_FFFF_8100_1234, ..kvm_regs::default() };
+        let sregs = kvm_sregs { cr2: 0x10, cr3: 0x9000, ..kvm_sregs::default() };
+        let text = "triple fault on vCPU 2 at RIP 0xffffffff81001234, CR2 0x10, CR3 0x9000";
+        assert_eq!(locate(2, &regs, &sregs), text);
+    }
+
+    #[test]
+    fn registers_that_kvm_reset_are_not_passed_off_as_the_place() {
+        let regs = kvm_regs { rip: 0xFFF0, ..kvm_regs::default() };
+        let text = locate(0, &regs, &kvm_sregs::default());
+        assert_eq!(text, "triple fault on vCPU 0, whose registers KVM did not keep");
     }
 
     #[test]

@@ -114,7 +114,8 @@ impl Vcpu {
             exits: AtomicU64::new(0),
             run_page: RunPage::new(&fd).map_err(failed)?,
         });
-        let mut runner = Runner { fd, shared: Arc::clone(&shared), buses, _vm: vm, ran: false };
+        let shared_too = Arc::clone(&shared);
+        let mut runner = Runner { fd, index, shared: shared_too, buses, _vm: vm, ran: false };
         let thread = thread::Builder::new()
             .name(format!("vcpu{index}"))
             .stack_size(STACK_SIZE)
@@ -187,6 +188,7 @@ impl Drop for Vcpu {
 /// What the thread owns.
 struct Runner {
     fd: VcpuFd,
+    index: u8,
     shared: Arc<Shared>,
     buses: Arc<Buses>,
     /// Keeps guest memory mapped while the vCPU can reach it.
@@ -245,7 +247,7 @@ impl Runner {
                     let exits = self.shared.exits.load(Ordering::Relaxed);
                     self.shared.exits.store(exits.wrapping_add(1), Ordering::Relaxed);
                     let io_size = self.shared.run_page.port_io_size();
-                    exit::handle(exit, io_size, &self.buses)?;
+                    exit::handle(exit, io_size, &self.buses).map_err(|end| self.located(end))?;
                 }
                 Err(error) if error.errno() == libc::EINTR => {
                     // Cleared before the command is looked at: a later kick sets it again.
@@ -259,6 +261,19 @@ impl Runner {
                     return Err(Ending::Failed(format!("KVM cannot run the guest: {error}")));
                 }
             }
+        }
+    }
+
+    /// Adds to a triple fault where it happened.
+    fn located(&self, ending: Ending) -> Ending {
+        match (ending, self.fd.get_regs(), self.fd.get_sregs()) {
+            (Ending::TripleFault(_), Ok(regs), Ok(sregs)) => {
+                Ending::TripleFault(exit::locate(self.index, &regs, &sregs))
+            }
+            (Ending::TripleFault(_), ..) => {
+                Ending::TripleFault(format!("triple fault on vCPU {}", self.index))
+            }
+            (other, ..) => other,
         }
     }
 

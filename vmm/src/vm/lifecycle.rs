@@ -113,11 +113,15 @@ impl Lifecycle {
             Ending::Failed(message) => ExitReason::Failed { message },
             Ending::Guest(GuestSignal::PowerOff) => ExitReason::PowerOff,
             Ending::Guest(GuestSignal::Panic) => ExitReason::Panic,
-            // A kernel without a pvpanic driver resets after it wrote why on the console.
-            Ending::Guest(GuestSignal::Reset) if machine.panic_text().is_some() => {
+            // A kernel without a pvpanic driver resets after it wrote why on the console, by
+            // whatever way it was told to.
+            Ending::Guest(GuestSignal::Reset) | Ending::TripleFault(_)
+                if machine.panic_text().is_some() =>
+            {
                 ExitReason::Panic
             }
             Ending::Guest(GuestSignal::Reset) => ExitReason::Reset,
+            Ending::TripleFault(message) => ExitReason::TripleFault { message },
         })
     }
 
