@@ -1,4 +1,5 @@
-//! A loop whose cost per turn is known, to compare this processor with a virtual one.
+//! This processor: a loop whose cost per turn is known, to compare it with a virtual one, and
+//! its time stamp counter.
 
 /// Machine code of the loop for 64-bit and 32-bit modes: `1: dec ecx; jnz 1b`. The count is in
 /// ECX. [`countdown`] runs the same two instructions on this processor.
@@ -19,4 +20,10 @@ pub fn countdown(turns: u32) {
             options(nomem, nostack),
         );
     }
+}
+
+/// The host's time stamp counter now.
+pub fn tsc() -> u64 {
+    // SAFETY: every x86-64 processor has the instruction, and it touches only registers.
+    unsafe { core::arch::x86_64::_rdtsc() }
 }

@@ -1,5 +1,5 @@
-//! The two places where KVM and this process share memory: guest RAM in memory slots, and the
-//! page through which a vCPU is told to come out of `KVM_RUN`.
+//! Where KVM and this process share memory (guest RAM in memory slots, its dirty log, the page
+//! through which a vCPU is told to come out of `KVM_RUN`), and calls that kvm-ioctls lacks.
 
 use std::fmt;
 use std::io;
@@ -8,10 +8,23 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use kvm_bindings::{kvm_run, kvm_userspace_memory_region};
+use kvm_bindings::{
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES,
+    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, kvm_clear_dirty_log,
+    kvm_clear_dirty_log__bindgen_ty_1, kvm_device_attr, kvm_enable_cap, kvm_run,
+    kvm_userspace_memory_region, kvm_xsave,
+};
 use kvm_ioctls::{VcpuFd, VmFd};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref};
+use vmm_sys_util::{ioctl_iow_nr, ioctl_iowr_nr};
+
+use super::check;
+
+ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xC0, kvm_clear_dirty_log);
+ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xE1, kvm_device_attr);
+ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xE2, kvm_device_attr);
 
 /// A KVM virtual machine together with the memory in its slots, so that neither can outlive what
 /// it needs. Keep it alive, too, as long as any vCPU of the machine.
@@ -35,21 +48,90 @@ impl<B: Bitmap> VmWithRam<B> {
     /// Those of `KVM_SET_USER_MEMORY_REGION`.
     pub fn new(vm: VmFd, ram: Arc<GuestMemoryMmap<B>>) -> io::Result<Self> {
         let machine = Self { vm, ram };
-        for (slot, region) in (0..).zip(machine.ram.iter()) {
+        machine.register(0)?;
+        Ok(machine)
+    }
+
+    /// Registers each region as its slot, or changes the flags of a slot that is registered.
+    fn register(&self, flags: u32) -> io::Result<()> {
+        for (slot, region) in (0..).zip(self.ram.iter()) {
             let host = u64::try_from(region.as_ptr().addr()).map_err(io::Error::other)?;
             let memory = kvm_userspace_memory_region {
                 slot,
-                flags: 0,
+                flags,
                 guest_phys_addr: region.start_addr().raw_value(),
                 memory_size: region.len(),
                 userspace_addr: host,
             };
-            // SAFETY: the range is a whole live mapping which `machine` keeps alive longer than
+            // SAFETY: the range is a whole live mapping which `self` keeps alive longer than
             // the virtual machine; guest RAM is only accessed as volatile memory.
-            unsafe { machine.vm.set_user_memory_region(memory) }
+            unsafe { self.vm.set_user_memory_region(memory) }
                 .map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
         }
-        Ok(machine)
+        Ok(())
+    }
+
+    /// Makes KVM keep what it logged until [`VmWithRam::clear_dirty_log`] says otherwise, so that
+    /// the log can be looked at without changing it (`KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`).
+    ///
+    /// # Errors
+    /// On kernels older than 5.3.
+    pub fn keep_dirty_log(&self) -> io::Result<()> {
+        let mut cap = kvm_enable_cap { cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, ..Default::default() };
+        cap.args[0] = u64::from(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
+        self.vm.enable_cap(&cap).map_err(|e| io::Error::from_raw_os_error(e.errno()))
+    }
+
+    /// Starts or stops logging the pages that the guest writes, for all of RAM. Each write to a
+    /// page not written since costs a fault while this is on.
+    ///
+    /// # Errors
+    /// Those of `KVM_SET_USER_MEMORY_REGION`.
+    pub fn log_dirty(&self, on: bool) -> io::Result<()> {
+        self.register(if on { KVM_MEM_LOG_DIRTY_PAGES } else { 0 })
+    }
+
+    /// The pages of region `slot` that the guest wrote since they were last cleared: a bit for
+    /// each page, in words of 64.
+    ///
+    /// # Errors
+    /// Those of `KVM_GET_DIRTY_LOG`, such as `ENOENT` while nothing is logged.
+    pub fn dirty_log(&self, slot: u32) -> io::Result<Vec<u64>> {
+        let region = usize::try_from(slot).ok().and_then(|at| self.ram.iter().nth(at));
+        let region = region.ok_or(io::ErrorKind::InvalidInput)?;
+        let size = usize::try_from(region.len()).map_err(io::Error::other)?;
+        let failed = |e: kvm_ioctls::Error| io::Error::from_raw_os_error(e.errno());
+        self.vm.get_dirty_log(slot, size).map_err(failed)
+    }
+
+    /// Forgets the pages whose bits are set in `bitmap`, which starts at page `first` of region
+    /// `slot` (a multiple of 64) and covers `pages` pages: they are logged again at the next
+    /// write.
+    ///
+    /// # Errors
+    /// Those of `KVM_CLEAR_DIRTY_LOG`.
+    pub fn clear_dirty_log(
+        &self,
+        slot: u32,
+        first: u64,
+        pages: u32,
+        bitmap: &mut [u64],
+    ) -> io::Result<()> {
+        let words = usize::try_from(pages.div_ceil(64)).map_err(io::Error::other)?;
+        if bitmap.len() < words {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let clear = kvm_clear_dirty_log {
+            slot,
+            num_pages: pages,
+            first_page: first,
+            __bindgen_anon_1: kvm_clear_dirty_log__bindgen_ty_1 {
+                dirty_bitmap: bitmap.as_mut_ptr().cast(),
+            },
+        };
+        // SAFETY: the descriptor is a virtual machine, and the bitmap has a bit for each page
+        // named, as checked above.
+        check(unsafe { ioctl_with_ref(&self.vm, KVM_CLEAR_DIRTY_LOG(), &clear) }).map(drop)
     }
 
     /// The virtual machine.
@@ -124,4 +206,46 @@ impl Drop for RunPage {
         // SAFETY: the mapping is ours and nothing refers to it any more.
         unsafe { libc::munmap(self.page.cast(), Self::SIZE) };
     }
+}
+
+fn tsc_offset_attr(value: &mut u64) -> kvm_device_attr {
+    kvm_device_attr {
+        flags: 0,
+        group: KVM_VCPU_TSC_CTRL,
+        attr: u64::from(KVM_VCPU_TSC_OFFSET),
+        addr: ptr::from_mut(value).expose_provenance() as u64,
+    }
+}
+
+/// What is added to the host's TSC to make the vCPU's
+/// (`Documentation/virt/kvm/devices/vcpu.rst`, `KVM_VCPU_TSC_OFFSET`).
+///
+/// # Errors
+/// `ENXIO` and others on kernels older than 5.16.
+pub fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
+    let mut offset = 0;
+    let mut attr = tsc_offset_attr(&mut offset);
+    // SAFETY: the attribute is 64 bits at an address that is live during the call.
+    check(unsafe { ioctl_with_mut_ref(vcpu, KVM_GET_DEVICE_ATTR(), &mut attr) })?;
+    Ok(offset)
+}
+
+/// Sets [`tsc_offset`]. The vCPU's TSC then counts on from the host's, whatever other vCPUs do.
+///
+/// # Errors
+/// As for [`tsc_offset`].
+pub fn set_tsc_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
+    let attr = tsc_offset_attr(&mut offset);
+    // SAFETY: the attribute is 64 bits at an address that is live during the call.
+    check(unsafe { ioctl_with_ref(vcpu, KVM_SET_DEVICE_ATTR(), &attr) }).map(drop)
+}
+
+/// Sets the floating-point and vector registers.
+///
+/// # Errors
+/// `EINVAL` for state that the processor cannot have.
+pub fn set_xsave(vcpu: &VcpuFd, state: &kvm_xsave) -> Result<(), kvm_ioctls::Error> {
+    // SAFETY: the kernel reads more than the 4 KiB given only when this process asked for
+    // features whose state is larger (`ARCH_REQ_XCOMP_GUEST_PERM`), which it never does.
+    unsafe { vcpu.set_xsave(state) }
 }

@@ -10,6 +10,7 @@
 //! for the state that follows. What an exit means is in [`exit`]; this module only runs the loop.
 
 pub mod exit;
+pub mod state;
 
 use std::fmt;
 use std::io;
@@ -66,6 +67,8 @@ pub struct StartError {
 
 /// A running vCPU thread; dropping it ends the thread.
 pub struct Vcpu {
+    /// Held by the thread while it runs the guest, and by whoever looks at a stopped vCPU.
+    fd: Arc<Mutex<VcpuFd>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -115,7 +118,9 @@ impl Vcpu {
             run_page: RunPage::new(&fd).map_err(failed)?,
         });
         let shared_too = Arc::clone(&shared);
-        let mut runner = Runner { fd, index, shared: shared_too, buses, _vm: vm, ran: false };
+        let fd = Arc::new(Mutex::new(fd));
+        let mut runner =
+            Runner { fd: Arc::clone(&fd), index, shared: shared_too, buses, _vm: vm };
         let thread = thread::Builder::new()
             .name(format!("vcpu{index}"))
             .stack_size(STACK_SIZE)
@@ -128,7 +133,7 @@ impl Vcpu {
                 }
             })
             .map_err(failed)?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { fd, shared, thread: Some(thread) })
     }
 
     /// Gives a command; returns at once.
@@ -149,6 +154,12 @@ impl Vcpu {
             .wait_while(control, |control| control.state == State::Running)
             .unwrap_or_else(PoisonError::into_inner);
         control.state.clone()
+    }
+
+    /// The vCPU itself, for reading and setting the state of one that is stopped; a running one
+    /// would be waited for.
+    pub fn fd(&self) -> MutexGuard<'_, VcpuFd> {
+        self.fd.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the vCPU ended by itself, if it did.
@@ -187,14 +198,12 @@ impl Drop for Vcpu {
 
 /// What the thread owns.
 struct Runner {
-    fd: VcpuFd,
+    fd: Arc<Mutex<VcpuFd>>,
     index: u8,
     shared: Arc<Shared>,
     buses: Arc<Buses>,
     /// Keeps guest memory mapped while the vCPU can reach it.
     _vm: Arc<VmWithRam<AtomicBitmap>>,
-    /// Whether the guest ran before, so that the next start is a resumption.
-    ran: bool,
 }
 
 impl Runner {
@@ -234,20 +243,18 @@ impl Runner {
 
     /// Runs the guest until a kick.
     fn run_guest(&mut self) -> Result<(), Ending> {
-        if self.ran {
-            // The guest's clock jumped while it did not run; this keeps its watchdogs quiet. A
-            // guest without a paravirtual clock has none to tell, hence no check.
-            let _ = self.fd.kvmclock_ctrl();
-        }
-        self.ran = true;
+        let mut fd = self.fd.lock().unwrap_or_else(PoisonError::into_inner);
+        // The guest's clock jumped while it did not run; this keeps its watchdogs quiet. A guest
+        // that has no paravirtual clock (yet) has none to tell, hence no check.
+        let _ = fd.kvmclock_ctrl();
         loop {
-            match self.fd.run() {
+            match fd.run() {
                 Ok(exit) => {
                     // This thread alone writes the counter.
                     let exits = self.shared.exits.load(Ordering::Relaxed);
                     self.shared.exits.store(exits.wrapping_add(1), Ordering::Relaxed);
                     let io_size = self.shared.run_page.port_io_size();
-                    exit::handle(exit, io_size, &self.buses).map_err(|end| self.located(end))?;
+                    exit::handle(exit, io_size, &self.buses).map_err(|end| located(end, &fd, self.index))?;
                 }
                 Err(error) if error.errno() == libc::EINTR => {
                     // Cleared before the command is looked at: a later kick sets it again.
@@ -264,21 +271,21 @@ impl Runner {
         }
     }
 
-    /// Adds to a triple fault where it happened.
-    fn located(&self, ending: Ending) -> Ending {
-        match (ending, self.fd.get_regs(), self.fd.get_sregs()) {
-            (Ending::TripleFault(_), Ok(regs), Ok(sregs)) => {
-                Ending::TripleFault(exit::locate(self.index, &regs, &sregs))
-            }
-            (Ending::TripleFault(_), ..) => {
-                Ending::TripleFault(format!("triple fault on vCPU {}", self.index))
-            }
-            (other, ..) => other,
-        }
-    }
-
     fn enter(&self, state: State) {
         self.shared.lock().state = state;
         self.shared.changed.notify_all();
+    }
+}
+
+/// Adds to a triple fault of vCPU `index` where it happened.
+fn located(ending: Ending, fd: &VcpuFd, index: u8) -> Ending {
+    match (ending, fd.get_regs(), fd.get_sregs()) {
+        (Ending::TripleFault(_), Ok(regs), Ok(sregs)) => {
+            Ending::TripleFault(exit::locate(index, &regs, &sregs))
+        }
+        (Ending::TripleFault(_), ..) => {
+            Ending::TripleFault(format!("triple fault on vCPU {index}"))
+        }
+        (other, ..) => other,
     }
 }

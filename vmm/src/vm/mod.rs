@@ -5,6 +5,7 @@
 //!                             requests -> policy -> Lifecycle -> Machine
 //! ```
 
+mod board;
 mod devices;
 mod error;
 mod host;
