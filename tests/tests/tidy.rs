@@ -16,14 +16,21 @@ const MAX_LINES: usize = 500;
 const CRATE_EDGES: &[(&str, &[&str])] = &[
     ("coppice-vmm-protocol", &[]),
     ("coppice-agent-protocol", &[]),
-    ("coppice-vmm", &["coppice-vmm-protocol"]),
+    ("coppice-image", &[]),
+    ("coppice-vmm", &["coppice-vmm-protocol", "coppice-image"]),
     ("coppice-agent", &["coppice-agent-protocol"]),
-    ("coppice", &["coppice-vmm-protocol", "coppice-agent-protocol"]),
+    ("coppice", &["coppice-vmm-protocol", "coppice-agent-protocol", "coppice-image"]),
     ("coppice-lab", &[]),
     ("xtask", &["coppice-lab"]),
     (
         "coppice-benches",
-        &["coppice-vmm-protocol", "coppice-agent-protocol", "coppice-vmm", "coppice"],
+        &[
+            "coppice-vmm-protocol",
+            "coppice-agent-protocol",
+            "coppice-image",
+            "coppice-vmm",
+            "coppice",
+        ],
     ),
     (
         "coppice-tests",
@@ -31,6 +38,7 @@ const CRATE_EDGES: &[(&str, &[&str])] = &[
             "coppice-lab",
             "coppice-vmm-protocol",
             "coppice-agent-protocol",
+            "coppice-image",
             "coppice-vmm",
             "coppice",
         ],
@@ -220,6 +228,7 @@ fn every_crate_holds_the_workspace_lints() {
     for dir in [
         "vmm",
         "vmm/protocol",
+        "vmm/image",
         "guest-agent",
         "guest-agent/protocol",
         "manager",
