@@ -11,10 +11,13 @@
 mod bus;
 pub mod legacy;
 mod signal;
+mod state;
 pub mod virtio;
 
 pub use bus::{Bus, RangeError, SharedDevice};
 pub use signal::{GuestSignal, GuestSignals};
+use state::ensure;
+pub use state::{OwnState, Saved, StateError};
 
 /// A device on the port bus or the memory bus.
 ///

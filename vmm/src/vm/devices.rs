@@ -3,6 +3,8 @@
 //! The order of the virtio windows is part of what a guest sees (`vda` is the first disk): disks
 //! in the order given, then vsock, entropy, balloon.
 
+mod state;
+
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -91,7 +93,20 @@ pub(super) struct Devices {
     threads: Vec<IoThread>,
     buses: Arc<Buses>,
     serial: Arc<Mutex<Serial>>,
+    generation: VmGenId,
+    /// The virtio devices in the order of their windows.
+    windows: Vec<Window>,
+    /// The disks in the order of the spec.
+    disks: Vec<Arc<Mutex<Blk>>>,
+    vsock: Option<Arc<Mutex<Vsock>>>,
     balloon: Option<Arc<Mutex<Balloon>>>,
+}
+
+/// A virtio device as the machine handles it.
+struct Window {
+    transport: Arc<Mutex<MmioTransport>>,
+    /// The events of its queues in index order.
+    kicks: Vec<Arc<EventFd>>,
 }
 
 /// How many virtio windows a machine of this spec uses.
@@ -111,19 +126,25 @@ impl Devices {
         spec: Spec,
         signals: &GuestSignals,
     ) -> Result<Self, DeviceError> {
-        let mut builder = Builder { vm, ram, buses: Buses::default(), windows: 0 };
-        let serial = builder.add_legacy(spec.console_input, spec.console_output, signals)?;
-        let mut disks = Vec::new();
+        let mut builder = Builder { vm, ram, buses: Buses::default(), windows: Vec::new() };
+        let (serial, generation) =
+            builder.add_legacy(spec.console_input, spec.console_output, signals)?;
+        let (mut disks, mut disk_sources) = (Vec::new(), Vec::new());
         for (number, disk) in spec.disks.into_iter().enumerate() {
             let blk = open_disk(disk).map_err(|source| DeviceError::Disk { number, source })?;
-            disks.push(builder.add_virtio(Arc::new(Mutex::new(blk)))?);
+            let blk = Arc::new(Mutex::new(blk));
+            disk_sources.push(builder.add_virtio(Arc::clone(&blk))?);
+            disks.push(blk);
         }
         let mut others = Vec::new();
-        if let Some(vsock) = spec.vsock {
-            let spec::Vsock { cid, listener, directory, name } = vsock;
-            let vsock = Vsock::new(VsockConfig { cid, listener, directory, name })
+        let mut vsock = None;
+        if let Some(wanted) = spec.vsock {
+            let spec::Vsock { cid, listener, directory, name } = wanted;
+            let device = Vsock::new(VsockConfig { cid, listener, directory, name })
                 .map_err(DeviceError::Vsock)?;
-            others.push(builder.add_virtio(Arc::new(Mutex::new(vsock)))?);
+            let device = Arc::new(Mutex::new(device));
+            others.push(builder.add_virtio(Arc::clone(&device))?);
+            vsock = Some(device);
         }
         if spec.rng {
             others.push(builder.add_virtio(Arc::new(Mutex::new(Rng::default())))?);
@@ -136,12 +157,14 @@ impl Devices {
         }
         // A disk may stall on its host file; streams and memory must not stall with it.
         let mut threads = Vec::new();
-        for (name, sources) in [("disk-io", disks), ("io", others)] {
+        for (name, sources) in [("disk-io", disk_sources), ("io", others)] {
             if !sources.is_empty() {
                 threads.push(IoThread::spawn(name, sources)?);
             }
         }
-        Ok(Self { threads, buses: Arc::new(builder.buses), serial, balloon })
+        let Builder { buses, windows, .. } = builder;
+        let buses = Arc::new(buses);
+        Ok(Self { threads, buses, serial, generation, windows, disks, vsock, balloon })
     }
 
     /// What the vCPUs can reach.
@@ -196,17 +219,17 @@ struct Builder<'a> {
     vm: &'a VmFd,
     ram: &'a Arc<GuestRam>,
     buses: Buses,
-    windows: u32,
+    windows: Vec<Window>,
 }
 
 impl Builder<'_> {
-    /// Adds what every machine has; returns the console.
+    /// Adds what every machine has; returns the console and the generation ID.
     fn add_legacy(
         &mut self,
         input: Option<std::fs::File>,
         output: Option<std::fs::File>,
         signals: &GuestSignals,
-    ) -> Result<Arc<Mutex<Serial>>, DeviceError> {
+    ) -> Result<(Arc<Mutex<Serial>>, VmGenId), DeviceError> {
         let line = self.interrupt_line("serial", layout::SERIAL_GSI)?;
         let serial = Serial::new(line, input.map(Into::into), output.map(Into::into))
             .map_err(DeviceError::Serial)?;
@@ -225,8 +248,8 @@ impl Builder<'_> {
             self.buses.port.insert(start.into(), count.into(), device)?;
         }
         let line = self.interrupt_line("vmgenid", layout::GED_GSI)?;
-        VmGenId::new(self.ram, line)?;
-        Ok(serial)
+        let generation = VmGenId::new(self.ram, line)?;
+        Ok((serial, generation))
     }
 
     /// Puts a device behind the next free window; returns what drives it.
@@ -234,24 +257,24 @@ impl Builder<'_> {
         &mut self,
         device: Arc<Mutex<D>>,
     ) -> Result<Source, DeviceError> {
-        let window = self.windows;
-        if usize::try_from(window).map_or(true, |w| w >= layout::VIRTIO_MAX) {
-            return Err(DeviceError::TooMany);
-        }
-        self.windows += 1;
+        let window = u32::try_from(self.windows.len())
+            .ok()
+            .filter(|_| self.windows.len() < layout::VIRTIO_MAX)
+            .ok_or(DeviceError::TooMany)?;
         let name = lock(&device).name();
         let line = self.interrupt_line(name, layout::VIRTIO_GSI_BASE + window)?;
         let base = layout::VIRTIO_MMIO_BASE + u64::from(window) * layout::VIRTIO_MMIO_SIZE;
         let device: Arc<Mutex<dyn VirtioDevice>> = device;
         let transport =
             MmioTransport::new(Arc::clone(&device), Arc::clone(self.ram), Interrupt::new(line));
-        let mut queue_events = Vec::new();
+        let mut kicks = Vec::new();
         for (index, _) in (0u32..).zip(0..transport.queue_count()) {
-            queue_events.push(self.kick(name, base + QUEUE_NOTIFY, index)?);
+            kicks.push(Arc::new(self.kick(name, base + QUEUE_NOTIFY, index)?));
         }
         let transport = Arc::new(Mutex::new(transport));
-        self.buses.memory.insert(base, layout::VIRTIO_MMIO_SIZE, transport)?;
-        Ok(Source { device, queue_events })
+        self.buses.memory.insert(base, layout::VIRTIO_MMIO_SIZE, transport.clone())?;
+        self.windows.push(Window { transport, kicks: kicks.clone() });
+        Ok(Source { device, queue_events: kicks })
     }
 
     /// Makes an event that raises an interrupt line.

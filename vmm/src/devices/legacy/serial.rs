@@ -27,6 +27,7 @@ use output::Output;
 
 mod output;
 mod panic_tail;
+mod state;
 mod sys;
 #[cfg(test)]
 mod tests;
@@ -47,14 +48,16 @@ const INPUT_TOKEN: u64 = 0;
 const OUTPUT_TOKEN: u64 = 1;
 
 /// The UART's interrupt line, an irqfd.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Line(Arc<EventFd>);
 
 impl Trigger for Line {
-    type E = io::Error;
+    type E = std::convert::Infallible;
 
-    fn trigger(&self) -> io::Result<()> {
-        self.0.write(1)
+    fn trigger(&self) -> Result<(), Self::E> {
+        // A full counter means that the interrupt is pending already.
+        let _ = self.0.write(1);
+        Ok(())
     }
 }
 
@@ -157,8 +160,7 @@ impl Serial {
             match self.input.as_mut().map_or(Ok(None), |input| input.read(room)) {
                 Ok(Some(0)) | Err(_) => self.close_input(),
                 Ok(None) => return,
-                // It takes all: there is room and the loopback is off. Should the interrupt not
-                // get through, the bytes are there for the driver's next look.
+                // It takes all: there is room and the loopback is off.
                 Ok(Some(count)) => {
                     let _ = self.uart.enqueue_raw_bytes(room.get(..count).unwrap_or_default());
                 }
@@ -219,7 +221,7 @@ impl BusDevice for Serial {
 
     fn write(&mut self, offset: u64, data: &[u8]) {
         if let (Ok(register), [value]) = (u8::try_from(offset), data) {
-            // The output itself never fails; a lost interrupt edge is all that can go wrong.
+            // Neither the output nor the interrupt line ever fails.
             let _ = self.uart.write(register, *value);
             if matches!(register, INTERRUPT_ENABLE | LINE_CONTROL | MODEM_CONTROL) {
                 self.refill();

@@ -56,7 +56,7 @@ pub struct Source {
     pub device: Arc<Mutex<dyn VirtioDevice>>,
     /// For each queue in index order, the non-blocking eventfd that is written when the guest
     /// kicks it (an ioeventfd on QueueNotify). There may be fewer than queues.
-    pub queue_events: Vec<EventFd>,
+    pub queue_events: Vec<Arc<EventFd>>,
 }
 
 /// A running I/O thread. Dropping it stops the thread and waits for its end.

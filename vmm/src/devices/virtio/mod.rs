@@ -23,10 +23,12 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use virtio_queue::Queue;
+use virtio_queue::{Queue, QueueT as _};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::devices::{OwnState, StateError};
 use crate::memory::GuestRam;
 
 /// Interrupt status bit: a queue has used buffers.
@@ -105,11 +107,63 @@ impl Interrupt {
         self.shared.status.store(0, Ordering::Release);
     }
 
+    fn save(&self) -> InterruptState {
+        InterruptState {
+            status: self.status(),
+            config_generation: self.config_generation(),
+            needs_reset: self.needs_reset(),
+        }
+    }
+
+    /// Takes over saved registers without raising the line.
+    fn restore(&self, state: &InterruptState) {
+        self.shared.status.store(state.status, Ordering::Release);
+        self.shared.config_generation.store(state.config_generation, Ordering::Release);
+        self.shared.needs_reset.store(state.needs_reset, Ordering::Release);
+    }
+
+    /// Raises the line for what the driver has yet to acknowledge.
+    fn raise_pending(&self) {
+        if self.status() != 0 {
+            self.raise();
+        }
+    }
+
     fn signal(&self, bit: u32) {
         self.shared.status.fetch_or(bit, Ordering::AcqRel);
+        self.raise();
+    }
+
+    fn raise(&self) {
         // The counter of an irqfd is drained by KVM; a full counter means the line is already
         // pending, so there is nothing to lose.
         let _ = self.line.write(1);
+    }
+}
+
+/// The registers of an [`Interrupt`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InterruptState {
+    status: u32,
+    config_generation: u32,
+    needs_reset: bool,
+}
+
+/// How far a device is with the rings of one queue: all of a queue's state that is neither in
+/// the transport's registers nor in guest memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct QueuePosition {
+    /// Index of the next available chain to take.
+    pub next_avail: u16,
+    /// Index of the next used entry to fill.
+    pub next_used: u16,
+}
+
+impl From<&Queue> for QueuePosition {
+    fn from(queue: &Queue) -> Self {
+        Self { next_avail: queue.next_avail(), next_used: queue.next_used() }
     }
 }
 
@@ -166,6 +220,27 @@ pub trait VirtioDevice: Send {
     /// The driver reset the device: drop the queues, close per-connection state, keep the
     /// configuration. [`VirtioDevice::activate`] may come again.
     fn reset(&mut self);
+    /// Where the device is in its queues, in index order; nothing when it has none, before an
+    /// activation, after a reset or because it gave them up.
+    fn queue_positions(&self) -> Option<Vec<QueuePosition>>;
+    /// The device's own state: what is neither in the transport's registers, nor in queues and
+    /// guest memory, nor in the host files it was made with.
+    ///
+    /// # Errors
+    /// [`StateError::Encode`].
+    fn save(&self) -> Result<OwnState, StateError>;
+    /// Takes over saved state right after a [`VirtioDevice::reset`], and, if the device had queues
+    /// then, queues that go on where those were. `state` may hold anything. Guest memory must not
+    /// be touched: it may not be the one that belongs to the state yet. The first
+    /// [`VirtioDevice::queue_event`] comes when it is.
+    ///
+    /// # Errors
+    /// [`StateError`]; the device is then reset again.
+    fn restore(
+        &mut self,
+        state: &OwnState,
+        activation: Option<Activation>,
+    ) -> Result<(), StateError>;
     /// The guest kicked queue `index`. Must tolerate spurious calls and calls before activation.
     fn queue_event(&mut self, index: usize);
     /// One descriptor, fixed for the device's life, that is readable when the host side has work

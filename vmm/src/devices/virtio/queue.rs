@@ -1,15 +1,15 @@
 //! A split virtqueue in use: the ring, guest memory around it and the interrupt line, with the
 //! loop that nearly every device runs over it.
 //!
-//! Everything in a ring is the guest's to write. Whatever makes no sense breaks the queue: the
-//! driver is asked for a reset and nothing more is done until it comes.
+//! Everything in a ring is the guest's to write. When something makes no sense, the driver is
+//! asked for a reset, and nothing more is done until it comes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use virtio_queue::{DescriptorChain, Error, Queue, QueueOwnedT as _, QueueT as _};
 
-use super::Interrupt;
+use super::{Interrupt, QueuePosition};
 use crate::memory::GuestRam;
 
 /// A queue that the driver handed over.
@@ -18,13 +18,22 @@ pub struct ActiveQueue {
     queue: Queue,
     ram: Arc<GuestRam>,
     interrupt: Interrupt,
-    broken: bool,
 }
 
 impl ActiveQueue {
     /// Takes over a queue of an activation.
     pub fn new(queue: Queue, ram: Arc<GuestRam>, interrupt: Interrupt) -> Self {
-        Self { queue, ram, interrupt, broken: false }
+        Self { queue, ram, interrupt }
+    }
+
+    /// How far the device is with the queue.
+    pub fn position(&self) -> QueuePosition {
+        QueuePosition::from(&self.queue)
+    }
+
+    /// Descriptors of the queue.
+    pub fn size(&self) -> u16 {
+        self.queue.size()
     }
 
     /// Guest memory.
@@ -86,15 +95,15 @@ impl ActiveQueue {
         Ok(())
     }
 
-    /// Runs `work` unless the queue is broken, and breaks it when `work` finds it so.
+    /// Runs `work` unless the device waits for a reset, and asks for one when `work` finds that
+    /// the queue makes no sense.
     fn guarded(&mut self, work: impl FnOnce(&mut Self) -> Result<(), Error>) {
-        if self.broken {
+        if self.interrupt.needs_reset() {
             return;
         }
         if let Err(error) = work(self) {
             // The guest can bring this about at will, so it must not fill anybody's log.
             tracing::debug!(%error, "a driver broke its queue");
-            self.broken = true;
             self.interrupt.signal_needs_reset();
         }
     }

@@ -1,13 +1,17 @@
 //! The entropy device (virtio 1.2 section 5.4): random bytes from the host's kernel.
 
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use virtio_queue::DescriptorChain;
 use vm_memory::{Address as _, Bytes as _};
 
 use super::queue::ActiveQueue;
-use super::{ActivateError, Activation, EVENT_IDX, VirtioDevice};
+use super::{ActivateError, Activation, EVENT_IDX, QueuePosition, VirtioDevice};
+use crate::devices::{OwnState, StateError};
 use crate::memory::GuestRam;
 
+const NAME: &str = "rng";
+const STATE_VERSION: u16 = 1;
 const QUEUE_SIZE: u16 = 16;
 
 /// Most bytes for one request. A kernel asks for some dozens; one that wants more asks again.
@@ -22,9 +26,21 @@ pub struct Rng {
     queue: Option<ActiveQueue>,
 }
 
+/// The device has no state but its queue.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {}
+
+impl Rng {
+    fn attach(&mut self, activation: Activation) {
+        let Activation { ram, queues, interrupt, .. } = activation;
+        self.queue = queues.into_iter().next().map(|queue| ActiveQueue::new(queue, ram, interrupt));
+    }
+}
+
 impl VirtioDevice for Rng {
     fn name(&self) -> &'static str {
-        "rng"
+        NAME
     }
 
     fn device_id(&self) -> u32 {
@@ -46,13 +62,30 @@ impl VirtioDevice for Rng {
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        let Activation { ram, queues, interrupt, .. } = activation;
-        self.queue = queues.into_iter().next().map(|queue| ActiveQueue::new(queue, ram, interrupt));
+        self.attach(activation);
         Ok(())
     }
 
     fn reset(&mut self) {
         self.queue = None;
+    }
+
+    fn queue_positions(&self) -> Option<Vec<QueuePosition>> {
+        self.queue.as_ref().map(|queue| vec![queue.position()])
+    }
+
+    fn save(&self) -> Result<OwnState, StateError> {
+        OwnState::encode(NAME, STATE_VERSION, &State {})
+    }
+
+    fn restore(
+        &mut self,
+        state: &OwnState,
+        activation: Option<Activation>,
+    ) -> Result<(), StateError> {
+        let State {} = state.decode(NAME, STATE_VERSION)?;
+        activation.into_iter().for_each(|activation| self.attach(activation));
+        Ok(())
     }
 
     fn queue_event(&mut self, _index: usize) {

@@ -101,6 +101,11 @@ impl Output {
         }
     }
 
+    /// Forgets what the guest said of a panic; what waits for the reader stays.
+    pub(super) fn forget_panic(&mut self) {
+        self.tail = PanicTail::default();
+    }
+
     pub(super) fn panic_text(&self) -> Option<String> {
         self.tail.text()
     }

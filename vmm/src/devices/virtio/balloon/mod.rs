@@ -17,15 +17,20 @@ mod tests;
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use virtio_queue::DescriptorChain;
 use vm_memory::{Address as _, Bytes as _, GuestAddress, GuestMemoryBackend as _};
 
 use self::statistics::Statistics;
 use super::queue::ActiveQueue;
-use super::{ActivateError, Activation, EVENT_IDX, Interrupt, VirtioDevice};
+use super::{ActivateError, Activation, EVENT_IDX, Interrupt, QueuePosition, VirtioDevice};
+use crate::devices::{OwnState, StateError, ensure};
 use crate::memory::GuestRam;
 use crate::sys::reclaim;
+
+const NAME: &str = "balloon";
+const STATE_VERSION: u16 = 1;
 
 /// Feature bits of section 5.5.3.
 const F_STATS_VQ: u64 = 1 << 1;
@@ -62,6 +67,16 @@ pub struct Balloon {
     active: Option<Active>,
 }
 
+/// What the balloon has besides its queues.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    target_pages: u32,
+    actual_pages: u32,
+    statistics: Statistics,
+    kept: Option<u16>,
+}
+
 #[derive(Debug)]
 struct Active {
     queues: Vec<ActiveQueue>,
@@ -72,6 +87,21 @@ struct Active {
 }
 
 impl Active {
+    fn new(activation: Activation, kept: Option<u16>) -> Self {
+        let Activation { ram, queues, interrupt, features } = activation;
+        let queues = queues
+            .into_iter()
+            .map(|queue| ActiveQueue::new(queue, ram.clone(), interrupt.clone()))
+            .collect();
+        Self { queues, interrupt, features, kept }
+    }
+
+    /// Whether the statistics queue can have given this chain.
+    fn may_keep(&self, head: u16) -> bool {
+        let queue = self.statistics_index().and_then(|index| self.queues.get(index));
+        queue.is_some_and(|queue| head < queue.size())
+    }
+
     /// The statistics queue's index, if the driver has one.
     fn statistics_index(&self) -> Option<usize> {
         (self.features & F_STATS_VQ != 0).then_some(2)
@@ -135,7 +165,7 @@ impl Balloon {
 
 impl VirtioDevice for Balloon {
     fn name(&self) -> &'static str {
-        "balloon"
+        NAME
     }
 
     fn device_id(&self) -> u32 {
@@ -167,12 +197,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        let Activation { ram, queues, interrupt, features } = activation;
-        let queues = queues
-            .into_iter()
-            .map(|queue| ActiveQueue::new(queue, ram.clone(), interrupt.clone()))
-            .collect();
-        self.active = Some(Active { queues, interrupt, features, kept: None });
+        self.active = Some(Active::new(activation, None));
         Ok(())
     }
 
@@ -180,6 +205,38 @@ impl VirtioDevice for Balloon {
         self.active = None;
         self.actual_pages = 0;
         self.statistics = Statistics::default();
+    }
+
+    fn queue_positions(&self) -> Option<Vec<QueuePosition>> {
+        let active = self.active.as_ref()?;
+        Some(active.queues.iter().map(ActiveQueue::position).collect())
+    }
+
+    fn save(&self) -> Result<OwnState, StateError> {
+        let state = State {
+            target_pages: self.target_pages,
+            actual_pages: self.actual_pages,
+            statistics: self.statistics.clone(),
+            kept: self.active.as_ref().and_then(|active| active.kept),
+        };
+        OwnState::encode(NAME, STATE_VERSION, &state)
+    }
+
+    fn restore(
+        &mut self,
+        state: &OwnState,
+        activation: Option<Activation>,
+    ) -> Result<(), StateError> {
+        let State { target_pages, actual_pages, statistics, kept } =
+            state.decode(NAME, STATE_VERSION)?;
+        let active = activation.map(|activation| Active::new(activation, kept));
+        let may_keep = |head| active.as_ref().is_some_and(|active| active.may_keep(head));
+        ensure(kept.is_none_or(may_keep), NAME, "it keeps a buffer that it cannot have")?;
+        self.target_pages = target_pages;
+        self.actual_pages = actual_pages;
+        self.statistics = statistics;
+        self.active = active;
+        Ok(())
     }
 
     fn queue_event(&mut self, index: usize) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use virtio_queue::DescriptorChain;
 use vm_memory::Bytes as _;
 
@@ -28,7 +29,8 @@ const ENTRY: usize = 10;
 const ENTRIES_MAX: usize = 64;
 
 /// One set of figures.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Statistics {
     values: [Option<u64>; NAMES.len()],
 }

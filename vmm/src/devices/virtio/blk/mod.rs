@@ -21,6 +21,7 @@ mod tests;
 
 use std::io;
 
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk as spec;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -30,8 +31,12 @@ pub use self::buffers::Buffers;
 pub use self::overlay::Overlay;
 use self::request::{Chain, Kind, Malformed, RANGE, Request};
 use super::queue::ActiveQueue;
-use super::{ActivateError, Activation, EVENT_IDX, VirtioDevice};
+use super::{ActivateError, Activation, EVENT_IDX, QueuePosition, VirtioDevice};
+use crate::devices::{OwnState, StateError, ensure};
 use crate::memory::GuestRam;
+
+const NAME: &str = "blk";
+const STATE_VERSION: u16 = 1;
 
 /// Bytes per sector, the unit of all positions in the protocol.
 const SECTOR: u64 = 512;
@@ -66,6 +71,14 @@ pub struct Blk {
     config: [u8; CONFIG_BYTES],
     chain: Chain,
     queue: Option<ActiveQueue>,
+}
+
+/// What a disk has besides queue and content.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {
+    /// Bytes; the guest was told once and for all.
+    capacity: u64,
 }
 
 /// What serves requests.
@@ -108,11 +121,19 @@ impl Blk {
         let disk = Disk { backend, read_only, id, accepted: 0, error_told: false };
         Ok(Self { disk, config, chain: Chain::default(), queue: None })
     }
+
+    fn attach(&mut self, activation: Activation) -> Option<()> {
+        let Activation { ram, queues, interrupt, features } = activation;
+        let queue = queues.into_iter().next()?;
+        self.disk.accepted = features;
+        self.queue = Some(ActiveQueue::new(queue, ram, interrupt));
+        Some(())
+    }
 }
 
 impl VirtioDevice for Blk {
     fn name(&self) -> &'static str {
-        "blk"
+        NAME
     }
 
     fn device_id(&self) -> u32 {
@@ -135,19 +156,39 @@ impl VirtioDevice for Blk {
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        let Activation { ram, queues, interrupt, features } = activation;
-        let queue = queues.into_iter().next().ok_or_else(|| ActivateError {
-            device: "blk",
+        self.attach(activation).ok_or_else(|| ActivateError {
+            device: NAME,
             reason: "it was given no queue".to_owned(),
-        })?;
-        self.disk.accepted = features;
-        self.queue = Some(ActiveQueue::new(queue, ram, interrupt));
-        Ok(())
+        })
     }
 
     fn reset(&mut self) {
         self.queue = None;
         self.disk.accepted = 0;
+    }
+
+    fn queue_positions(&self) -> Option<Vec<QueuePosition>> {
+        self.queue.as_ref().map(|queue| vec![queue.position()])
+    }
+
+    fn save(&self) -> Result<OwnState, StateError> {
+        OwnState::encode(NAME, STATE_VERSION, &State { capacity: self.disk.backend.capacity() })
+    }
+
+    fn restore(
+        &mut self,
+        state: &OwnState,
+        activation: Option<Activation>,
+    ) -> Result<(), StateError> {
+        let State { capacity } = state.decode(NAME, STATE_VERSION)?;
+        ensure(capacity == self.disk.backend.capacity(), NAME, "the disk has another size")?;
+        match activation {
+            Some(activation) => {
+                let attached = self.attach(activation).is_some();
+                ensure(attached, NAME, "it has no queue")
+            }
+            None => Ok(()),
+        }
     }
 
     fn queue_event(&mut self, _index: usize) {

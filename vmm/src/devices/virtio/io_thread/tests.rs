@@ -3,8 +3,9 @@
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use super::super::{ActivateError, Activation};
+use super::super::{ActivateError, Activation, QueuePosition};
 use super::*;
+use crate::devices::{OwnState, StateError};
 
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
@@ -37,6 +38,15 @@ impl VirtioDevice for Probe {
         Ok(())
     }
     fn reset(&mut self) {}
+    fn queue_positions(&self) -> Option<Vec<QueuePosition>> {
+        None
+    }
+    fn save(&self) -> Result<OwnState, StateError> {
+        OwnState::encode("probe", 1, &())
+    }
+    fn restore(&mut self, _: &OwnState, _: Option<Activation>) -> Result<(), StateError> {
+        Ok(())
+    }
     fn queue_event(&mut self, index: usize) {
         self.seen.send(Seen::Queue(index)).unwrap();
     }
@@ -50,7 +60,7 @@ impl VirtioDevice for Probe {
 }
 
 struct Fixture {
-    kicks: Vec<EventFd>,
+    kicks: Vec<Arc<EventFd>>,
     host: EventFd,
     device: Arc<Mutex<dyn VirtioDevice>>,
     seen: Receiver<Seen>,
@@ -62,8 +72,8 @@ fn fixture() -> Fixture {
     let host = EventFd::new(EFD_NONBLOCK).unwrap();
     let device: Arc<Mutex<dyn VirtioDevice>> =
         Arc::new(Mutex::new(Probe { host: host.try_clone().unwrap(), seen: sender }));
-    let kicks: Vec<_> = (0..2).map(|_| EventFd::new(EFD_NONBLOCK).unwrap()).collect();
-    let queue_events = kicks.iter().map(|k| k.try_clone().unwrap()).collect();
+    let kicks: Vec<_> = (0..2).map(|_| Arc::new(EventFd::new(EFD_NONBLOCK).unwrap())).collect();
+    let queue_events = kicks.clone();
     let source = Source { device: Arc::clone(&device), queue_events };
     let thread = IoThread::spawn("test-io", vec![source]).unwrap();
     Fixture { kicks, host, device, seen, thread }

@@ -6,6 +6,7 @@
 //! ioeventfd and never come here.
 
 mod registers;
+mod state;
 #[cfg(test)]
 mod tests;
 

@@ -4,6 +4,7 @@
 //! order of accesses can be tested without a device. Writes that come at the wrong moment (the
 //! specification calls them driver errors) change nothing.
 
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_config::{
     VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
     VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
@@ -42,8 +43,10 @@ pub(super) enum Effect {
 }
 
 /// One queue as the driver sets it up.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct QueueSetup {
+    #[serde(skip)]
     max_size: u16,
     size: u32,
     ready: bool,
@@ -71,10 +74,13 @@ impl QueueSetup {
     }
 }
 
-/// The registers a driver can change.
-#[derive(Debug, Clone)]
+/// The registers a driver can change. Serialized, they are a part of the transport's saved state;
+/// what the device itself says is left out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Registers {
     device_id: u32,
+    #[serde(skip)]
     offered: u64,
     status: u32,
     offered_select: u32,
@@ -100,6 +106,12 @@ impl Registers {
         }
     }
 
+    /// Back to the state after reset.
+    pub(super) fn reset(&mut self) {
+        let sizes: Vec<u16> = self.queues.iter().map(|q| q.max_size).collect();
+        *self = Self::new(self.device_id, self.offered, &sizes);
+    }
+
     pub(super) fn queue_count(&self) -> usize {
         self.queues.len()
     }
@@ -112,6 +124,49 @@ impl Registers {
     /// Features both sides agreed on; none before FEATURES_OK.
     pub(super) fn accepted(&self) -> u64 {
         if self.has(VIRTIO_CONFIG_S_FEATURES_OK) { self.wanted } else { 0 }
+    }
+
+    /// Saved registers for the same device as these, if a driver could have brought these there.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub(super) fn restored(&self, mut saved: Self, ram: &GuestRam) -> Result<Self, &'static str> {
+        if saved.device_id != self.device_id {
+            return Err("it belongs to a device of another kind");
+        }
+        if saved.queues.len() != self.queues.len() {
+            return Err("it has another number of queues");
+        }
+        saved.offered = self.offered;
+        for (queue, own) in saved.queues.iter_mut().zip(&self.queues) {
+            queue.max_size = own.max_size;
+        }
+        // Without FAILED, the bits of the status are the first so many of their order.
+        let steps = [
+            0,
+            VIRTIO_CONFIG_S_ACKNOWLEDGE,
+            VIRTIO_CONFIG_S_DRIVER,
+            VIRTIO_CONFIG_S_FEATURES_OK,
+            VIRTIO_CONFIG_S_DRIVER_OK,
+        ];
+        let mut bits = 0;
+        let reached = steps.map(|step| {
+            bits |= step;
+            bits
+        });
+        if !reached.contains(&(saved.status & !VIRTIO_CONFIG_S_FAILED)) {
+            return Err("its status is none that a driver can reach");
+        }
+        let negotiated = saved.has(VIRTIO_CONFIG_S_FEATURES_OK);
+        if negotiated && !saved.features_fit() {
+            return Err("its driver accepted features that the device does not offer");
+        }
+        let ready = |queue: &QueueSetup| queue.ready;
+        let valid = |queue: &QueueSetup| !queue.ready || queue.build(ram).is_some();
+        if saved.queues.iter().any(ready) && !negotiated || !saved.queues.iter().all(valid) {
+            return Err("a queue is ready that cannot be");
+        }
+        Ok(saved)
     }
 
     /// The first `count` queues, if all of them are ready and valid.
@@ -165,8 +220,7 @@ impl Registers {
     /// when the features are ones we offered and include VERSION_1.
     fn write_status(&mut self, value: u32) -> Effect {
         if value == 0 {
-            let sizes: Vec<u16> = self.queues.iter().map(|q| q.max_size).collect();
-            *self = Self::new(self.device_id, self.offered, &sizes);
+            self.reset();
             return Effect::Reset;
         }
         if self.has(VIRTIO_CONFIG_S_FAILED) || value & self.status != self.status {
@@ -177,8 +231,7 @@ impl Registers {
             return Effect::None;
         }
         let was_running = self.has(VIRTIO_CONFIG_S_DRIVER_OK);
-        let features_fit =
-            self.wanted & !self.offered == 0 && self.wanted & 1 << VIRTIO_F_VERSION_1 != 0;
+        let features_fit = self.features_fit();
         let steps = [
             (VIRTIO_CONFIG_S_ACKNOWLEDGE, true),
             (VIRTIO_CONFIG_S_DRIVER, true),
@@ -193,6 +246,15 @@ impl Registers {
         }
         let runs = self.has(VIRTIO_CONFIG_S_DRIVER_OK);
         if runs && !was_running { Effect::Activate } else { Effect::None }
+    }
+
+    fn features_fit(&self) -> bool {
+        self.wanted & !self.offered == 0 && self.wanted & 1 << VIRTIO_F_VERSION_1 != 0
+    }
+
+    /// Whether the driver got as far as DRIVER_OK.
+    pub(super) fn was_started(&self) -> bool {
+        self.has(VIRTIO_CONFIG_S_DRIVER_OK)
     }
 
     fn notify(&self, value: u32) -> Effect {

@@ -7,8 +7,9 @@ use virtio_queue::QueueT as _;
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::super::{ActivateError, EVENT_IDX};
+use super::super::{ActivateError, EVENT_IDX, QueuePosition};
 use super::*;
+use crate::devices::{OwnState, StateError};
 
 const MEMORY: usize = 1 << 20;
 const OFFERED: u64 = EVENT_IDX | 1 << 3;
@@ -21,6 +22,8 @@ struct Probe {
     active: bool,
     activations: usize,
     kicks: HashSet<usize>,
+    positions: Option<Vec<QueuePosition>>,
+    own: u32,
     refuse: bool,
 }
 
@@ -59,12 +62,32 @@ impl VirtioDevice for Probe {
         if self.refuse {
             return Err(ActivateError { device: "probe", reason: "refused".to_owned() });
         }
+        self.positions = Some(activation.queues.iter().map(QueuePosition::from).collect());
         self.active = true;
         self.activations += 1;
         Ok(())
     }
     fn reset(&mut self) {
         self.active = false;
+        self.positions = None;
+        self.own = 0;
+    }
+    fn queue_positions(&self) -> Option<Vec<QueuePosition>> {
+        self.positions.clone()
+    }
+    fn save(&self) -> Result<OwnState, StateError> {
+        OwnState::encode("probe", 1, &self.own)
+    }
+    fn restore(
+        &mut self,
+        state: &OwnState,
+        activation: Option<Activation>,
+    ) -> Result<(), StateError> {
+        self.own = state.decode("probe", 1)?;
+        activation.map_or(Ok(()), |activation| {
+            self.activate(activation)
+                .map_err(|e| StateError::Unfit { device: "probe", reason: e.reason })
+        })
     }
     fn queue_event(&mut self, index: usize) {
         assert!(self.active, "kicked while not active");

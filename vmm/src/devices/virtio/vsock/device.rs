@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::{Error, Queue, QueueOwnedT as _, QueueT as _};
@@ -15,9 +16,13 @@ use super::packet::{RxPacket, TxPacket};
 use super::{LIMITS, Limits, NAME_MAX, VsockConfig, VsockError};
 use crate::devices::virtio::queue::next_chain;
 use crate::devices::virtio::{
-    ActivateError, Activation, Interrupt, VirtioDevice, read_config_bytes,
+    ActivateError, Activation, Interrupt, QueuePosition, VirtioDevice, read_config_bytes,
 };
+use crate::devices::{OwnState, StateError};
 use crate::memory::GuestRam;
+
+const NAME: &str = "vsock";
+const STATE_VERSION: u16 = 1;
 
 /// Queue indices (section 5.10.2).
 const RX: usize = 0;
@@ -47,6 +52,8 @@ pub struct Vsock {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reset {
     None,
+    /// The device was restored, and has not looked at its queues since.
+    Due,
     /// It is to be told as soon as it gives an event buffer.
     Pending,
     /// It was told, and gives the buffer back when it has closed its streams: then the available
@@ -74,9 +81,7 @@ impl Vsock {
 
     pub(super) fn with_limits(config: VsockConfig, limits: Limits) -> Result<Self, VsockError> {
         let VsockConfig { cid, listener, directory, name } = config;
-        if !(3..u32::MAX).contains(&cid) {
-            return Err(VsockError::Cid(cid));
-        }
+        check_cid(cid)?;
         let fits = (1..=NAME_MAX).contains(&name.len());
         if !fits || name.contains(['/', '\0']) {
             return Err(VsockError::Name(name));
@@ -87,13 +92,24 @@ impl Vsock {
         Ok(Self { cid, muxer, queues: None, reset: Reset::None })
     }
 
+    /// Gives the guest another address, for use between a restore and the first run of the vCPUs:
+    /// the driver reads its address again on the transport reset that follows a restore.
+    ///
+    /// # Errors
+    /// [`VsockError::Cid`] for a reserved address.
+    pub fn set_cid(&mut self, cid: u32) -> Result<(), VsockError> {
+        check_cid(cid)?;
+        self.cid = u64::from(cid);
+        self.muxer.set_cid(self.cid);
+        Ok(())
+    }
+
     /// Closes all streams and tells the driver so, for use after guest memory was restored to an
     /// earlier point: sockets that listen survive on both sides. Until the driver has handled the
     /// event, for at most a second, nothing else goes to the guest.
     pub fn reset_streams(&mut self) {
         self.muxer.close_streams();
-        self.reset = Reset::Pending;
-        self.muxer.hold(RESET_TIMEOUT);
+        self.reset = Reset::Due;
         self.work();
     }
 
@@ -132,7 +148,29 @@ impl Vsock {
     }
 }
 
+fn check_cid(cid: u32) -> Result<(), VsockError> {
+    if (3..u32::MAX).contains(&cid) { Ok(()) } else { Err(VsockError::Cid(cid)) }
+}
+
+/// Streams are not saved, and the guest's address is the machine's to give: nothing is left.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct State {}
+
 impl Queues {
+    fn new(activation: Activation) -> Result<Self, ActivateError> {
+        let Activation { ram, queues, interrupt, features } = activation;
+        let [mut rx, mut tx, mut event] = <[Queue; 3]>::try_from(queues).map_err(|queues| {
+            let reason = format!("it has 3 queues, and {} were given", queues.len());
+            ActivateError { device: NAME, reason }
+        })?;
+        let event_idx = features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
+        for queue in [&mut rx, &mut tx, &mut event] {
+            queue.set_event_idx(event_idx);
+        }
+        Ok(Self { ram, rx, tx, event, interrupt })
+    }
+
     fn work(
         &mut self,
         muxer: &mut Muxer,
@@ -215,6 +253,10 @@ impl Queues {
     fn events(&mut self, muxer: &mut Muxer, reset: &mut Reset) -> Result<bool, Error> {
         let ram = &*self.ram;
         let mut used = false;
+        if *reset == Reset::Due {
+            muxer.hold(RESET_TIMEOUT);
+            *reset = Reset::Pending;
+        }
         if *reset == Reset::Pending {
             self.event.enable_notification(ram)?;
             if let Some(mut chain) = next_chain(&mut self.event, ram)? {
@@ -259,7 +301,7 @@ impl Queues {
 
 impl VirtioDevice for Vsock {
     fn name(&self) -> &'static str {
-        "vsock"
+        NAME
     }
 
     fn device_id(&self) -> u32 {
@@ -283,20 +325,13 @@ impl VirtioDevice for Vsock {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        let Activation { ram, queues, interrupt, features } = activation;
-        let [mut rx, mut tx, mut event] = <[Queue; 3]>::try_from(queues).map_err(|queues| {
-            let reason = format!("it has 3 queues, and {} were given", queues.len());
-            ActivateError { device: "vsock", reason }
-        })?;
-        let event_idx = features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0;
-        for queue in [&mut rx, &mut tx, &mut event] {
-            queue.set_event_idx(event_idx);
-        }
+        let mut queues = Queues::new(activation)?;
+        let ram = &*queues.ram;
         // Kicks of these are of interest only when something waits for a buffer. A ring that
         // cannot be written fails again, and for good, at the first packet.
-        let _ = rx.disable_notification(&*ram);
-        let _ = event.disable_notification(&*ram);
-        self.queues = Some(Queues { ram, rx, tx, event, interrupt });
+        let _ = queues.rx.disable_notification(ram);
+        let _ = queues.event.disable_notification(ram);
+        self.queues = Some(queues);
         self.muxer.set_active(true);
         self.work();
         Ok(())
@@ -309,6 +344,33 @@ impl VirtioDevice for Vsock {
         self.muxer.release();
         self.muxer.close_streams();
         self.muxer.close_clients();
+    }
+
+    fn queue_positions(&self) -> Option<Vec<QueuePosition>> {
+        let Queues { rx, tx, event, .. } = self.queues.as_ref()?;
+        Some([rx, tx, event].map(QueuePosition::from).to_vec())
+    }
+
+    fn save(&self) -> Result<OwnState, StateError> {
+        OwnState::encode(NAME, STATE_VERSION, &State {})
+    }
+
+    /// The guest may have streams, and the host has none any more: the first work with the queues
+    /// tells the driver.
+    fn restore(
+        &mut self,
+        state: &OwnState,
+        activation: Option<Activation>,
+    ) -> Result<(), StateError> {
+        let State {} = state.decode(NAME, STATE_VERSION)?;
+        if let Some(activation) = activation {
+            let queues = Queues::new(activation)
+                .map_err(|error| StateError::Unfit { device: NAME, reason: error.reason })?;
+            self.queues = Some(queues);
+            self.reset = Reset::Due;
+            self.muxer.set_active(true);
+        }
+        Ok(())
     }
 
     fn queue_event(&mut self, index: usize) {

@@ -148,6 +148,11 @@ impl Muxer {
         self.epoll.as_raw_fd()
     }
 
+    /// Gives the guest another address; there must be no streams.
+    pub(crate) fn set_cid(&mut self, cid: u64) {
+        self.cid = cid;
+    }
+
     /// Says whether a driver is there. Without one, host clients are turned away.
     pub(crate) fn set_active(&mut self, active: bool) {
         self.active = active;
