@@ -49,14 +49,28 @@ impl PageSet {
 
     /// Adds `count` pages from `first` on; those from the limit on are ignored.
     pub fn insert_run(&mut self, first: u64, count: u64) {
+        self.each_word(first, count, |word, mask| *word |= mask);
+    }
+
+    /// Takes a page out, if it is there.
+    pub fn remove(&mut self, page: u64) {
+        self.remove_run(page, 1);
+    }
+
+    /// Takes out those of the `count` pages from `first` on that are there.
+    pub fn remove_run(&mut self, first: u64, count: u64) {
+        self.each_word(first, count, |word, mask| *word &= !mask);
+    }
+
+    /// Gives each word with pages of the run, and the mask of their bits.
+    fn each_word(&mut self, first: u64, count: u64, mut change: impl FnMut(&mut u64, u64)) {
         let end = first.saturating_add(count).min(self.pages);
         let mut page = first;
         while page < end {
             let bit = page % WORD;
             let bits = (WORD - bit).min(end - page);
-            let mask = (u64::MAX >> (WORD - bits)) << bit;
             if let Some(word) = word_of(page).and_then(|word| self.words.get_mut(word)) {
-                *word |= mask;
+                change(word, (u64::MAX >> (WORD - bits)) << bit);
             }
             page += bits;
         }
@@ -187,3 +201,6 @@ impl Iterator for Runs<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -201,3 +201,6 @@ impl Iterator for ViewRuns<'_> {
         Some(run)
     }
 }
+
+#[cfg(test)]
+mod tests;
