@@ -11,6 +11,7 @@
 //! machine, and nothing about where its memory image came from.
 
 pub mod boot;
+pub mod checkpoint;
 pub mod control;
 pub mod devices;
 pub mod memory;

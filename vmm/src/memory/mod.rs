@@ -6,7 +6,9 @@
 //! No other machine's live memory is ever mapped: a [`MemoryImage`] cannot change, and what this
 //! guest writes stays in private pages of this process.
 
+pub mod backing;
 pub mod layout;
+pub mod pages;
 
 use std::fs::File;
 use std::io;

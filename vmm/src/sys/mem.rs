@@ -136,6 +136,122 @@ pub fn advise<B: Bitmap>(region: &MmapRegion<B>, advice: Advice) -> io::Result<(
     check(unsafe { libc::madvise(region.as_ptr().cast(), region.size(), advice) }).map(drop)
 }
 
+/// Puts a private mapping of `file` from `file_offset` over a part of a region; what was there
+/// is gone. All numbers are multiples of the page size. KVM notices by itself.
+///
+/// # Errors
+/// Those of `mmap`; a range outside the region is `InvalidInput`.
+pub fn map_file_over<B: Bitmap>(
+    region: &MmapRegion<B>,
+    offset: usize,
+    len: usize,
+    file: BorrowedFd<'_>,
+    file_offset: u64,
+) -> io::Result<()> {
+    let address = part(region, offset, len)?;
+    let file_offset = libc::off_t::try_from(file_offset).map_err(io::Error::other)?;
+    let prot = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: the range lies inside a mapping that `region` owns, so nothing else is replaced;
+    // guest RAM is only accessed as volatile memory, which may change at any time.
+    let mapped =
+        unsafe { libc::mmap(address, len, prot, flags, file.as_raw_fd(), file_offset) };
+    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Drops what was written to a part of a region since it was mapped: the part shows the file, or
+/// the zeroes, under it again.
+///
+/// # Errors
+/// Those of `madvise`; a range outside the region is `InvalidInput`.
+pub fn forget_writes<B: Bitmap>(
+    region: &MmapRegion<B>,
+    offset: usize,
+    len: usize,
+) -> io::Result<()> {
+    let address = part(region, offset, len)?;
+    // SAFETY: the range lies inside a live mapping of guest RAM, whose contents may change at any
+    // time.
+    check(unsafe { libc::madvise(address, len, libc::MADV_DONTNEED) }).map(drop)
+}
+
+/// Fills the page tables of a part of a region for reading, from the page cache or the disk.
+///
+/// # Errors
+/// Those of `madvise`, such as `EINVAL` on kernels older than 5.14.
+pub fn populate<B: Bitmap>(region: &MmapRegion<B>, offset: usize, len: usize) -> io::Result<()> {
+    let address = part(region, offset, len)?;
+    // SAFETY: reads pages of a live mapping and changes nothing.
+    check(unsafe { libc::madvise(address, len, libc::MADV_POPULATE_READ) }).map(drop)
+}
+
+/// The address of a part of a region.
+fn part<B: Bitmap>(
+    region: &MmapRegion<B>,
+    offset: usize,
+    len: usize,
+) -> io::Result<*mut libc::c_void> {
+    match offset.checked_add(len) {
+        Some(end) if end <= region.size() => Ok(region.as_ptr().wrapping_add(offset).cast()),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+/// A buffer of zeroes outside the heap, given back as a whole, whose pages are all there from
+/// the start: filling it takes no page fault.
+#[derive(Debug)]
+pub struct Buffer {
+    start: *mut libc::c_void,
+    size: usize,
+}
+
+// SAFETY: the mapping is owned and has no ties to a thread.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// Makes a buffer of `size` bytes, rounded up to a whole page.
+    ///
+    /// # Errors
+    /// When the host has no memory for it.
+    pub fn new(size: usize) -> io::Result<Self> {
+        let size = size.max(1).checked_next_multiple_of(HUGE_PAGE);
+        let size = size.ok_or(io::ErrorKind::OutOfMemory)?;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing one.
+        let start = unsafe { libc::mmap(ptr::null_mut(), size, prot, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let buffer = Self { start, size };
+        // Huge pages make it a few faults instead of thousands; without them it works as well.
+        // SAFETY: advice on our own mapping.
+        unsafe { libc::madvise(start, size, libc::MADV_HUGEPAGE) };
+        // SAFETY: as above; on kernels older than 5.14 the pages come when they are touched.
+        unsafe { libc::madvise(start, size, libc::MADV_POPULATE_WRITE) };
+        Ok(buffer)
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping has this size, is initialised, and is not changed while borrowed.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.size) }
+    }
+
+    /// The bytes, for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and nobody else has a reference to it.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.size) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nothing refers to it any more.
+        unsafe { libc::munmap(self.start, self.size) };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;

@@ -8,9 +8,11 @@ pub mod cpu;
 pub mod fd;
 pub mod kvm;
 pub mod mem;
+pub mod pagemap;
 pub mod process;
 pub mod reclaim;
 pub mod signal;
+pub mod uffd;
 pub mod vsock;
 
 use std::io;
