@@ -55,6 +55,21 @@ fn kernel_loader() {
 }
 
 #[test]
+fn image() {
+    smoke(super::image::run, 4000, 700);
+    // Every byte of a file that a version wrote, but for the unused room before its page data
+    // and the page data itself.
+    let golden = include_bytes!("../../../vmm/image/tests/golden/format-1.ckpt");
+    let behind_pages = golden.len() - 600;
+    for place in (0..200).chain(behind_pages..golden.len()) {
+        super::image::run(&golden[..place]);
+        let mut changed = golden.to_vec();
+        changed[place] ^= 0x80;
+        super::image::run(&changed);
+    }
+}
+
+#[test]
 fn control_message() {
     smoke(super::control_message::run, 1000, 500);
     for seed in [
