@@ -108,6 +108,7 @@ fn the_environment_is_the_users_plus_the_requests() {
         let expected = BTreeMap::from([
             ("ANSWER", "4 2"),
             ("HOME", "/root"),
+            ("LANG", "C.UTF-8"),
             ("LOGNAME", "root"),
             ("PATH", path),
             ("SHELL", "/bin/mine"),

@@ -22,6 +22,9 @@ use coppice_agent_protocol::process::Output;
 
 /// `PATH` of every process that brings none of its own.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// `LANG` of every process that brings none of its own: UTF-8 and nothing else that differs from
+/// the C locale. glibc and musl have it built in.
+const DEFAULT_LANG: &str = "C.UTF-8";
 
 /// Why a process did not start.
 #[derive(Debug, thiserror::Error)]
@@ -141,6 +144,7 @@ fn command(request: &StartRequest, user: &User) -> Result<Command, SpawnError> {
         .args(&config.args)
         .env_clear()
         .env("PATH", DEFAULT_PATH)
+        .env("LANG", DEFAULT_LANG)
         .env("HOME", &user.home)
         .env("USER", &user.name)
         .env("LOGNAME", &user.name)
