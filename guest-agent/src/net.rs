@@ -112,6 +112,16 @@ fn listen_vsock(port: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Whether vsock leads to a host. Without a driver for it the kernel lets one listen all the same,
+/// and nobody would ever connect.
+pub(crate) fn has_host() -> bool {
+    match sys::local_cid() {
+        Ok(cid) => cid != libc::VMADDR_CID_ANY && cid != libc::VMADDR_CID_LOCAL,
+        // Not knowing is no reason to give up.
+        Err(_) => true,
+    }
+}
+
 fn vsock_socket() -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     Ok(socket::socket(AddressFamily::Vsock, SockType::Stream, flags, None)?)

@@ -40,6 +40,9 @@ pub enum RunError {
         /// Why not.
         source: io::Error,
     },
+    /// There is vsock, but no way from it to the host.
+    #[error("vsock leads to no host: the kernel lacks virtio-vsock, or the machine has no device")]
+    NoHost,
     /// The machine does not go down.
     #[error("ending the machine: {0}")]
     Reboot(io::Error),
@@ -93,6 +96,9 @@ async fn live(agent: Rc<Agent>, options: &Options) -> Result<Option<ShutdownMode
     tokio::task::yield_now().await;
     if agent.init {
         boot::prepare();
+    }
+    if matches!(options.listen, Endpoint::Vsock(_)) && !net::has_host() {
+        return Err(RunError::NoHost);
     }
     agent.serving_us.set(clock::boottime_us());
     tokio::task::spawn_local(reap(Rc::clone(&agent), children));

@@ -5,6 +5,7 @@ mod entropy;
 mod io;
 mod link;
 mod tty;
+mod vsock;
 mod wait;
 
 pub(crate) use child::{ChildSetup, prepare};
@@ -12,4 +13,5 @@ pub(crate) use entropy::{add_entropy, reseed};
 pub(crate) use io::{own, pending_bytes, receive, watch};
 pub(crate) use link::bring_up;
 pub(crate) use tty::set_window_size;
+pub(crate) use vsock::local_cid;
 pub(crate) use wait::{RawStatus, Reaped, reap_one};

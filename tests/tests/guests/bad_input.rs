@@ -111,3 +111,18 @@ fn a_guest_without_an_agent() {
         expect(Class::AgentUnreachable, &micro(), &tiny(), &options);
     });
 }
+
+#[test]
+fn a_kernel_that_does_not_find_its_disk() {
+    // Without ACPI this kernel has no way left to discover virtio devices.
+    on_lane!({ expect(Class::KernelUnfit, &micro(), &tiny(), &["--append", "acpi=off"]) });
+}
+
+#[test]
+fn a_kernel_without_vsock() {
+    on_lane!({
+        let kernel = home().kernel("agent").unwrap();
+        let options = ["--memory", "256", "--append", "initcall_blacklist=virtio_vsock_init"];
+        expect(Class::KernelUnfit, &kernel, &tiny(), &options);
+    });
+}
