@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use super::SECTOR;
 use super::buffers::Buffers;
+use super::overlay::Overlay;
 use crate::sys::block_io;
 
 /// Zeroes written at once where a file system has no faster way.
@@ -38,6 +39,23 @@ pub enum DiskError {
         #[source]
         source: io::Error,
     },
+    /// A layer is not one of this disk.
+    #[error("layer {number} of the disk is not one of a disk of {capacity} bytes")]
+    LayerSize {
+        /// Its number, the lowest being 0.
+        number: usize,
+        /// The disk's size in bytes.
+        capacity: u64,
+    },
+    /// There are more layers than can be counted.
+    #[error("the disk has too many layers; make a new disk image of it")]
+    TooManyLayers,
+    /// The disk writes to the file it was given.
+    #[error(
+        "the disk writes straight to its file, so no point of its past can be kept; \
+         run the machine with an overlay over that file, or read-only"
+    )]
+    NotLayered,
     /// The serial number is too long or not ASCII.
     #[error("the disk's serial number {0:?} is not ASCII of at most 20 characters")]
     Serial(String),
@@ -76,6 +94,10 @@ pub trait Backend: Send {
     /// # Errors
     /// The file's; writes since the last flush may then be lost.
     fn flush(&mut self) -> io::Result<()>;
+    /// The backend as one that has layers, if it has.
+    fn as_overlay(&mut self) -> Option<&mut Overlay> {
+        None
+    }
 }
 
 /// A file or block device, block by block as it is.

@@ -1,104 +1,244 @@
-//! Which clusters of a disk an overlay layer holds.
+//! Which layer of a disk holds each cluster.
 //!
-//! One bit per cluster, in leaves that are made when first needed: a sparsely written disk costs
-//! little memory whatever its size.
+//! One number per cluster, in leaves that are made when first needed: finding a cluster takes one
+//! look however many layers there are, and a sparsely written disk costs little memory whatever
+//! its size. The map also knows which leaves the top layer is in, so that sealing it takes time by
+//! what was written and not by the disk's size.
+
+use super::sealed_map::{Run, SealedMap};
 
 /// Bytes per cluster. Guests write whole pages almost always, so with clusters of a page hardly
-/// any write has to copy from the base first.
+/// any write has to copy from below first.
 pub(super) const CLUSTER: u64 = 4096;
 
-const WORDS: usize = 64;
-const CLUSTERS_PER_LEAF: u64 = 64 * 64;
+const LEAF_CLUSTERS: usize = 1024;
+const CLUSTERS_PER_LEAF: u64 = LEAF_CLUSTERS as u64;
 
-type Leaf = [u64; WORDS];
+/// Number of a layer: 0 is the base, 1 the lowest layer over it.
+pub(super) type LayerNumber = u16;
+/// The base.
+pub(super) const BASE: LayerNumber = 0;
 
-/// A set of cluster numbers.
+#[derive(Debug)]
+struct Leaf {
+    layers: [LayerNumber; LEAF_CLUSTERS],
+    /// The top layer may hold some of these clusters.
+    has_top: bool,
+}
+
+/// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct ClusterMap {
-    leaves: Vec<Option<Box<Leaf>>>,
+    clusters: u64,
+    /// For each leaf 1 plus its place in `leaves`, or 0 where the base holds all. Allocated
+    /// zeroed, so that most of it takes no memory.
+    table: Vec<u32>,
+    leaves: Vec<Box<Leaf>>,
+    /// Places in `table` of the leaves with `has_top`, in any order.
+    with_top: Vec<usize>,
+    top: LayerNumber,
 }
 
 impl ClusterMap {
-    /// An empty map for a disk of `clusters` clusters.
-    pub(super) fn new(clusters: u64) -> Self {
-        let mut leaves = Vec::new();
-        let count = clusters.div_ceil(CLUSTERS_PER_LEAF);
-        leaves.resize_with(usize::try_from(count).unwrap_or(usize::MAX), || None);
-        Self { leaves }
-    }
-
-    /// Whether the layer holds `cluster`.
-    pub(super) fn contains(&self, cluster: u64) -> bool {
-        let Some((leaf, word, bit)) = position(cluster) else { return false };
-        let leaf = self.leaves.get(leaf).and_then(Option::as_deref);
-        leaf.and_then(|leaf| leaf.get(word)).is_some_and(|word| word & bit != 0)
-    }
-
-    /// Adds the clusters from `first` to `last`, both included. Those past the end of the disk
-    /// are ignored.
-    pub(super) fn insert(&mut self, first: u64, last: u64) {
-        for cluster in first..=last {
-            let Some((leaf, word, bit)) = position(cluster) else { return };
-            let Some(leaf) = self.leaves.get_mut(leaf) else { return };
-            let leaf = leaf.get_or_insert_with(|| Box::new([0; WORDS]));
-            if let Some(word) = leaf.get_mut(word) {
-                *word |= bit;
+    /// The map of a disk of `clusters` clusters with `layers` over its base, the lowest first,
+    /// and an empty top layer. Nothing if there are more layers than can be counted.
+    pub(super) fn new<'a>(
+        clusters: u64,
+        layers: impl IntoIterator<Item = &'a SealedMap>,
+    ) -> Option<Self> {
+        let table = vec![0; usize::try_from(clusters.div_ceil(CLUSTERS_PER_LEAF)).ok()?];
+        let mut map = Self { clusters, table, leaves: Vec::new(), with_top: Vec::new(), top: 1 };
+        for layer in layers {
+            for run in layer.runs() {
+                map.fill(run.first, run.end());
             }
+            map.next_top()?;
+        }
+        Some(map)
+    }
+
+    /// Which layer holds `cluster`.
+    pub(super) fn layer(&self, cluster: u64) -> LayerNumber {
+        let (leaf, place) = position(cluster);
+        let layer = leaf.and_then(|leaf| self.leaf(leaf)).and_then(|leaf| leaf.layers.get(place));
+        layer.copied().unwrap_or(BASE)
+    }
+
+    /// Whether the top layer holds `cluster`.
+    pub(super) fn is_in_top(&self, cluster: u64) -> bool {
+        self.layer(cluster) == self.top
+    }
+
+    /// The top layer holds the clusters from `first` to `end` (not included) from now on. Those
+    /// past the end of the disk are ignored.
+    pub(super) fn insert(&mut self, first: u64, end: u64) {
+        self.fill(first, end.min(self.clusters));
+    }
+
+    /// Which layer holds `cluster`, and up to which cluster (not included, at most `end`) that
+    /// answer holds.
+    pub(super) fn run(&self, cluster: u64, end: u64) -> (LayerNumber, u64) {
+        let wanted = self.layer(cluster);
+        let mut next = cluster;
+        while next < end {
+            let (leaf, place) = position(next);
+            let leaf_end = (next / CLUSTERS_PER_LEAF + 1) * CLUSTERS_PER_LEAF;
+            match leaf.and_then(|leaf| self.leaf(leaf)) {
+                None if wanted != BASE => return (wanted, next),
+                None => next = leaf_end,
+                Some(leaf) => {
+                    let rest = leaf.layers.get(place..).unwrap_or_default();
+                    match (next..leaf_end).zip(rest).find(|(_, layer)| **layer != wanted) {
+                        Some((other, _)) => return (wanted, other.min(end)),
+                        None => next = leaf_end,
+                    }
+                }
+            }
+        }
+        (wanted, end)
+    }
+
+    /// What the top layer holds. An empty layer becomes the top. Nothing, and no change, if there
+    /// are more layers than can be counted.
+    pub(super) fn seal(&mut self) -> Option<SealedMap> {
+        let top = self.top;
+        self.top.checked_add(1)?;
+        let mut with_top = self.with_top.clone();
+        with_top.sort_unstable();
+        let mut runs: Vec<Run> = Vec::new();
+        for index in with_top {
+            let (Some(leaf), Ok(number)) = (self.leaf(index), u64::try_from(index)) else {
+                continue;
+            };
+            let mut cluster = number * CLUSTERS_PER_LEAF;
+            for group in leaf.layers.chunk_by(|a, b| a == b) {
+                let count = u64::try_from(group.len()).unwrap_or(CLUSTERS_PER_LEAF);
+                if group.first() == Some(&top) {
+                    match runs.last_mut().filter(|run| run.end() == cluster) {
+                        Some(run) => run.count += count,
+                        None => runs.push(Run { first: cluster, count }),
+                    }
+                }
+                cluster += count;
+            }
+        }
+        self.next_top()?;
+        Some(SealedMap::new(self.clusters, runs))
+    }
+
+    fn next_top(&mut self) -> Option<()> {
+        self.top = self.top.checked_add(1)?;
+        for index in std::mem::take(&mut self.with_top) {
+            if let Some(leaf) = self.leaf_mut(index) {
+                leaf.has_top = false;
+            }
+        }
+        Some(())
+    }
+
+    fn fill(&mut self, first: u64, end: u64) {
+        let top = self.top;
+        let mut next = first;
+        while next < end {
+            let leaf_end = ((next / CLUSTERS_PER_LEAF + 1) * CLUSTERS_PER_LEAF).min(end);
+            let (Some(index), place) = position(next) else { return };
+            let count = usize::try_from(leaf_end - next).unwrap_or(LEAF_CLUSTERS);
+            let Some(leaf) = self.make_leaf(index) else { return };
+            if let Some(places) = leaf.layers.get_mut(place..place + count) {
+                places.fill(top);
+            }
+            if !std::mem::replace(&mut leaf.has_top, true) {
+                self.with_top.push(index);
+            }
+            next = leaf_end;
         }
     }
 
-    /// Whether the layer holds `cluster`, and up to which cluster (not included, at most `end`)
-    /// that answer holds.
-    pub(super) fn run(&self, cluster: u64, end: u64) -> (bool, u64) {
-        let held = self.contains(cluster);
-        let run_end = (cluster..end).find(|&next| self.contains(next) != held).unwrap_or(end);
-        (held, run_end)
+    fn leaf(&self, index: usize) -> Option<&Leaf> {
+        let place = usize::try_from(self.table.get(index)?.checked_sub(1)?).ok()?;
+        self.leaves.get(place).map(Box::as_ref)
+    }
+
+    fn leaf_mut(&mut self, index: usize) -> Option<&mut Leaf> {
+        let place = usize::try_from(self.table.get(index)?.checked_sub(1)?).ok()?;
+        self.leaves.get_mut(place).map(Box::as_mut)
+    }
+
+    fn make_leaf(&mut self, index: usize) -> Option<&mut Leaf> {
+        let entry = self.table.get_mut(index)?;
+        if *entry == 0 {
+            self.leaves.push(Box::new(Leaf { layers: [BASE; LEAF_CLUSTERS], has_top: false }));
+            *entry = u32::try_from(self.leaves.len()).ok()?;
+        }
+        self.leaf_mut(index)
     }
 }
 
-/// Leaf, word in the leaf, and bit in the word.
-fn position(cluster: u64) -> Option<(usize, usize, u64)> {
-    let leaf = usize::try_from(cluster / CLUSTERS_PER_LEAF).ok()?;
-    let word = usize::try_from(cluster % CLUSTERS_PER_LEAF / 64).ok()?;
-    Some((leaf, word, 1 << (cluster % 64)))
+/// The leaf of a cluster and the place in it.
+fn position(cluster: u64) -> (Option<usize>, usize) {
+    let place = usize::try_from(cluster % CLUSTERS_PER_LEAF).unwrap_or(LEAF_CLUSTERS);
+    (usize::try_from(cluster / CLUSTERS_PER_LEAF).ok(), place)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;
 
     const CLUSTERS: u64 = 3 * CLUSTERS_PER_LEAF - 5;
 
+    fn check(map: &ClusterMap, model: &[LayerNumber]) {
+        let mut cluster = 0;
+        while cluster < CLUSTERS {
+            let (layer, end) = map.run(cluster, CLUSTERS);
+            assert!(end > cluster && end <= CLUSTERS);
+            for inside in cluster..end {
+                assert_eq!(model[usize::try_from(inside).unwrap()], layer, "{inside}");
+                assert_eq!(map.layer(inside), layer);
+            }
+            if let Some(next) = model.get(usize::try_from(end).unwrap()) {
+                assert_ne!(*next, layer, "the run ends too early");
+            }
+            cluster = end;
+        }
+    }
+
     proptest! {
         #[test]
-        fn agrees_with_a_plain_set(ranges in prop::collection::vec((0..CLUSTERS, 0u64..200), 0..20)) {
-            let mut map = ClusterMap::new(CLUSTERS);
-            let mut model = BTreeSet::new();
-            for (first, len) in ranges {
-                let last = (first + len).min(CLUSTERS - 1);
-                map.insert(first, last);
-                model.extend(first..=last);
-            }
-            let mut cluster = 0;
-            while cluster < CLUSTERS {
-                let (held, end) = map.run(cluster, CLUSTERS);
-                prop_assert!(end > cluster);
-                for inside in cluster..end {
-                    prop_assert_eq!(model.contains(&inside), held);
+        fn agrees_with_a_plain_vector(
+            layers in prop::collection::vec(
+                prop::collection::vec((0..CLUSTERS, 1u64..1500), 0..12),
+                1..5,
+            ),
+        ) {
+            let mut map = ClusterMap::new(CLUSTERS, []).unwrap();
+            let mut model = vec![BASE; usize::try_from(CLUSTERS).unwrap()];
+            let mut sealed = Vec::new();
+            for (number, ranges) in (1..).zip(layers) {
+                for (first, len) in ranges {
+                    map.insert(first, first + len);
+                    let end = (first + len).min(CLUSTERS);
+                    model[usize::try_from(first).unwrap()..usize::try_from(end).unwrap()]
+                        .fill(number);
                 }
-                cluster = end;
+                check(&map, &model);
+                let layer = map.seal().unwrap();
+                let held: Vec<u64> = layer.runs().flat_map(|run| run.first..run.end()).collect();
+                let wanted: Vec<u64> =
+                    (0..).zip(&model).filter(|(_, l)| **l == number).map(|(c, _)| c).collect();
+                prop_assert_eq!(held, wanted);
+                sealed.push(layer);
             }
+            check(&map, &model);
+            check(&ClusterMap::new(CLUSTERS, &sealed).unwrap(), &model);
         }
     }
 
     #[test]
     fn a_sparse_map_has_few_leaves() {
-        let mut map = ClusterMap::new(1 << 28);
-        map.insert(1 << 27, (1 << 27) + 1);
-        assert_eq!(map.leaves.iter().flatten().count(), 1);
+        let mut map = ClusterMap::new(1 << 28, []).unwrap();
+        map.insert(1 << 27, (1 << 27) + 2);
+        assert_eq!(map.leaves.len(), 1);
     }
 }

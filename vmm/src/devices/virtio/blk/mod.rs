@@ -16,9 +16,11 @@ mod buffers;
 mod cluster_map;
 mod overlay;
 mod request;
+mod sealed_map;
 #[cfg(test)]
 mod tests;
 
+use std::fs::File;
 use std::io;
 
 use serde::{Deserialize, Serialize};
@@ -28,8 +30,9 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 pub use self::backend::{Backend, DiskError, Raw};
 pub use self::buffers::Buffers;
-pub use self::overlay::Overlay;
+pub use self::overlay::{Overlay, SealedLayer};
 use self::request::{Chain, Kind, Malformed, RANGE, Request};
+pub use self::sealed_map::{MapError, SealedMap};
 use super::queue::ActiveQueue;
 use super::{ActivateError, Activation, EVENT_IDX, QueuePosition, VirtioDevice};
 use crate::devices::{OwnState, StateError, ensure};
@@ -71,6 +74,17 @@ pub struct Blk {
     config: [u8; CONFIG_BYTES],
     chain: Chain,
     queue: Option<ActiveQueue>,
+}
+
+/// What a checkpoint has to do about a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layering {
+    /// Nothing: the disk is read-only and does not change.
+    NotNeeded,
+    /// [`Blk::seal`].
+    Sealed,
+    /// There cannot be one: the disk writes straight to its file.
+    Impossible,
 }
 
 /// What a disk has besides queue and content.
@@ -120,6 +134,33 @@ impl Blk {
         let config = config_space(backend.capacity() / SECTOR);
         let disk = Disk { backend, read_only, id, accepted: 0, error_told: false };
         Ok(Self { disk, config, chain: Chain::default(), queue: None })
+    }
+
+    /// What a checkpoint has to do about the disk.
+    pub fn layering(&mut self) -> Layering {
+        if self.disk.read_only {
+            Layering::NotNeeded
+        } else if self.disk.backend.as_overlay().is_some() {
+            Layering::Sealed
+        } else {
+            Layering::Impossible
+        }
+    }
+
+    /// Seals the layer that takes the writes and goes on with `new_top`; see [`Overlay::seal`].
+    ///
+    /// # Errors
+    /// [`DiskError`], such as [`DiskError::NotLayered`]; nothing has changed then.
+    pub fn seal(&mut self, new_top: File) -> Result<SealedLayer, DiskError> {
+        self.disk.backend.as_overlay().ok_or(DiskError::NotLayered)?.seal(new_top)
+    }
+
+    /// Replaces the layers of the disk for a rollback; see [`Overlay::replace`].
+    ///
+    /// # Errors
+    /// [`DiskError`], such as [`DiskError::NotLayered`]; nothing has changed then.
+    pub fn replace(&mut self, layers: Vec<(File, SealedMap)>, top: File) -> Result<(), DiskError> {
+        self.disk.backend.as_overlay().ok_or(DiskError::NotLayered)?.replace(layers, top)
     }
 
     fn attach(&mut self, activation: Activation) -> Option<()> {

@@ -15,6 +15,7 @@ use super::super::{Interrupt, VirtioDevice as _};
 use super::*;
 
 mod hostile;
+mod layers;
 mod model;
 
 const ALL: u64 = EVENT_IDX | F_FLUSH | F_DISCARD | F_WRITE_ZEROES;

@@ -7,10 +7,10 @@ use crate::sys::mem::memory_file;
 
 /// Not a multiple of a cluster, with a tail that is not even a sector.
 const SECTORS: u64 = 16 * 8 + 3;
-const BYTES: usize = 512 * 131 + 77;
+pub(super) const BYTES: usize = 512 * 131 + 77;
 
 #[derive(Debug, Clone)]
-enum Step {
+pub(super) enum Step {
     Read { sector: u64, sectors: usize },
     Write { sector: u64, sectors: usize, fill: u8 },
     Discard { sector: u64, sectors: u32 },
@@ -18,7 +18,7 @@ enum Step {
     Flush,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+pub(super) fn step() -> impl Strategy<Value = Step> {
     let sector = 0..SECTORS + 2;
     let sectors = prop_oneof![3 => 0usize..10, 1 => 0usize..100];
     let short = prop_oneof![3 => 0u32..10, 1 => 0u32..100];
@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// Descriptor lengths; long enough that a request never needs more than the queue has.
-fn cuts() -> impl Strategy<Value = Vec<u32>> {
+pub(super) fn cuts() -> impl Strategy<Value = Vec<u32>> {
     prop_oneof![
         Just(vec![u32::MAX]),
         prop::collection::vec(500u32..5000, 1..6),
@@ -45,16 +45,25 @@ fn cuts() -> impl Strategy<Value = Vec<u32>> {
     ]
 }
 
-/// Runs the steps and compares every answer, and at the end the whole disk, with the model.
-fn check(backend: Box<dyn Backend>, mut model: Vec<u8>, steps: Vec<(Step, Vec<u32>)>) {
-    let mut guest = Guest::new(backend, false, ALL);
-    for (step, cuts) in steps {
+/// A disk and the bytes that it must have.
+pub(super) struct Checked {
+    pub(super) guest: Guest,
+    pub(super) model: Vec<u8>,
+}
+
+impl Checked {
+    pub(super) fn new(backend: Box<dyn Backend>, model: Vec<u8>) -> Self {
+        Self { guest: Guest::new(backend, false, ALL), model }
+    }
+
+    /// Sends a request and compares the answer with the model.
+    pub(super) fn apply(&mut self, step: &Step, cuts: &[u32]) {
         let span = |sector: u64, sectors: usize| {
             let start = usize::try_from(sector).unwrap() * 512;
             start..start + sectors * 512
         };
         let capacity = usize::try_from(SECTORS).unwrap() * 512;
-        let (range, kind, sent, wanted) = match &step {
+        let (range, kind, sent, wanted) = match step {
             Step::Read { sector, sectors } => {
                 (span(*sector, *sectors), spec::VIRTIO_BLK_T_IN, vec![], sectors * 512)
             }
@@ -76,24 +85,37 @@ fn check(backend: Box<dyn Backend>, mut model: Vec<u8>, steps: Vec<(Step, Vec<u3
             Step::Flush => (0..0, spec::VIRTIO_BLK_T_FLUSH, vec![], 0),
         };
         let sector = u64::try_from(range.start / 512).unwrap();
-        let answer = guest.request(kind, sector, &sent, wanted, &cuts);
+        let answer = self.guest.request(kind, sector, &sent, wanted, cuts);
         if range.end > capacity {
             assert_eq!(answer.status, spec::VIRTIO_BLK_S_IOERR, "{step:?}");
-            continue;
+            return;
         }
         assert_eq!(answer.status, spec::VIRTIO_BLK_S_OK, "{step:?}");
         match step {
-            Step::Read { .. } => assert!(answer.data == model[range], "{step:?}"),
-            Step::Write { fill, .. } => model[range].fill(fill),
-            Step::Discard { .. } | Step::WriteZeroes { .. } => model[range].fill(0),
+            Step::Read { .. } => assert!(answer.data == self.model[range], "{step:?}"),
+            Step::Write { fill, .. } => self.model[range].fill(*fill),
+            Step::Discard { .. } | Step::WriteZeroes { .. } => self.model[range].fill(0),
             Step::Flush => {}
         }
     }
-    let mut whole = Vec::new();
-    for sector in 0..SECTORS {
-        whole.extend(guest.simple(spec::VIRTIO_BLK_T_IN, sector, &[], 512).data);
+
+    /// Compares the whole disk with the model.
+    pub(super) fn check_whole(&mut self) {
+        let mut whole = Vec::new();
+        for sector in 0..SECTORS {
+            whole.extend(self.guest.simple(spec::VIRTIO_BLK_T_IN, sector, &[], 512).data);
+        }
+        assert!(whole == self.model[..whole.len()]);
     }
-    assert!(whole == model[..whole.len()]);
+}
+
+/// Runs the steps and compares every answer, and at the end the whole disk, with the model.
+fn check(backend: Box<dyn Backend>, model: Vec<u8>, steps: Vec<(Step, Vec<u32>)>) {
+    let mut disk = Checked::new(backend, model);
+    for (step, cuts) in steps {
+        disk.apply(&step, &cuts);
+    }
+    disk.check_whole();
 }
 
 fn overlay_check(top: File, steps: Vec<(Step, Vec<u32>)>) {
