@@ -41,6 +41,9 @@ pub enum VmError {
     /// The kernel and what goes with it cannot be loaded.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// There is no thread to load the guest.
+    #[error("the thread that loads the guest cannot be started")]
+    Loader(#[source] io::Error),
     /// A vCPU cannot be given its first state.
     #[error("vCPU {index} cannot be set up")]
     Cpu {
@@ -83,7 +86,7 @@ impl VmError {
             Self::Kvm(_) | Self::Step { .. } | Self::Cpu { .. } => ErrorKind::Kvm,
             Self::Memory(_) => ErrorKind::Memory,
             Self::Boot(e) => e.kind(),
-            Self::Start(_) => ErrorKind::Host,
+            Self::Loader(_) | Self::Start(_) => ErrorKind::Host,
             Self::Device(e) => e.kind(),
             Self::NoBalloon | Self::BalloonTarget { .. } => ErrorKind::BadRequest,
         }

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use coppice_vmm_protocol::{VmState, VmStatus};
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
-use vm_memory::bitmap::AtomicBitmap;
 
 use super::devices::{self, Devices};
 use super::error::VmError;
@@ -18,6 +19,15 @@ use crate::devices::GuestSignals;
 use crate::memory::{self, layout};
 use crate::sys::kvm::VmWithRam;
 use crate::vcpu::{Command, Ending, Vcpu};
+
+/// Stack of the thread that loads the guest; it is the size of an I/O thread's, which then gets
+/// the same memory.
+const LOADER_STACK: usize = 256 * 1024;
+
+/// How long making the virtual machine has the processors to itself: loading begins when it is
+/// done, or after this time, by which it has come to its wait. Without it a loader at work would,
+/// on a busy host, keep KVM's new thread from beginning to wait.
+const HEAD_START: Duration = Duration::from_micros(500);
 
 /// A machine that was built.
 pub(super) struct Machine {
@@ -38,17 +48,10 @@ impl Machine {
         let count = spec.vcpus;
         let memory_mib = spec.memory_mib;
         let ram = Arc::new(memory::map(&spec.image, memory_mib)?);
-        let entry = boot::load(
-            &ram,
-            &BootConfig {
-                kernel: &spec.kernel,
-                initrd: spec.initrd.as_ref(),
-                cmdline: &spec.cmdline,
-                vcpus: count,
-                virtio_devices: devices::virtio_count(&spec),
-            },
-        )?;
-        let vm = Arc::new(create_vm(&kvm, ram)?);
+        let (vm, entry) = create_and_load(&kvm, &ram, &spec)?;
+        let vm = VmWithRam::new(vm, ram)
+            .map_err(|source| VmError::Step { step: "take the guest's memory", source })?;
+        let vm = Arc::new(vm);
         let template =
             CpuTemplate::new(&kvm, count).map_err(|source| VmError::Cpu { index: 0, source })?;
         let fds = (0..count)
@@ -127,18 +130,53 @@ impl Machine {
     }
 }
 
-/// Makes the virtual machine with its memory and interrupt controllers.
+/// Makes the virtual machine and, while that waits, loads the guest into its memory.
+///
+/// For a new virtual machine KVM moves a thread of its own into our control groups, which waits
+/// for an RCU grace period of the host: some milliseconds of nothing, in which a kernel is read.
+fn create_and_load(
+    kvm: &Kvm,
+    ram: &memory::GuestRam,
+    spec: &Spec,
+) -> Result<(VmFd, BootEntry), VmError> {
+    let config = BootConfig {
+        kernel: &spec.kernel,
+        initrd: spec.initrd.as_ref(),
+        cmdline: &spec.cmdline,
+        vcpus: spec.vcpus,
+        virtio_devices: devices::virtio_count(spec),
+    };
+    let (tell, made) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let load = move || {
+            // Whether it was made or the head start is over, now is the time to load.
+            let _ = made.recv_timeout(HEAD_START);
+            boot::load(ram, &config)
+        };
+        let loader = thread::Builder::new()
+            .name("loader".into())
+            .stack_size(LOADER_STACK)
+            .spawn_scoped(scope, load)
+            .map_err(VmError::Loader)?;
+        // On this thread, the process's main one: KVM names a machine's statistics after it.
+        let vm = create_vm(kvm);
+        drop(tell);
+        let entry = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok((vm?, entry))
+    })
+}
+
+/// Makes the virtual machine with its interrupt controllers.
 ///
 /// There is no 8254 timer: kernels that know KVM's clock and the local APIC's timer need none,
 /// and each tick of one would cost exits.
-fn create_vm(kvm: &Kvm, ram: Arc<memory::GuestRam>) -> Result<VmWithRam<AtomicBitmap>, VmError> {
+fn create_vm(kvm: &Kvm) -> Result<VmFd, VmError> {
     let vm = kvm.create_vm().map_err(VmError::step("create a virtual machine"))?;
     vm.set_tss_address(layout::KVM_TSS).map_err(VmError::step("place its task state"))?;
     vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
         .map_err(VmError::step("place its identity map"))?;
     vm.create_irq_chip().map_err(VmError::step("create interrupt controllers"))?;
-    VmWithRam::new(vm, ram)
-        .map_err(|source| VmError::Step { step: "take the guest's memory", source })
+    Ok(vm)
 }
 
 /// Makes vCPU `index`; the first one starts at `entry`, the others wait to be started by it.
