@@ -1,13 +1,15 @@
 //! What init prepares so that a userland works.
 //!
-//! Everything is tolerant: what is mounted or set already stays, what the kernel lacks is told on
-//! the console and left out.
+//! Everything is tolerant: what is mounted or set already stays, what the kernel was built without
+//! is left out, and what fails in any other way is told on the console and left out. Only that is
+//! told: on a serial console a line costs as much time as starting a process.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, symlink};
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::set_cad_enabled;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -74,7 +76,7 @@ pub(crate) fn prepare() {
     }
     note("/tmp", make_tmp());
     note("the host name", set_hostname());
-    note("the loopback interface", sys::bring_up("lo"));
+    note("the loopback interface", unless_absent(sys::bring_up("lo"), Errno::EAFNOSUPPORT));
     note("the limit of open files", raise_open_files());
     // Ctrl-Alt-Del comes as SIGINT then. In a PID namespace there is none to disable.
     let _ = set_cad_enabled(false);
@@ -103,14 +105,26 @@ fn ignore(kind: io::ErrorKind, outcome: io::Result<()>) -> io::Result<()> {
     }
 }
 
+/// Lets pass that the kernel was built without what was asked for, which it tells by `code`.
+fn unless_absent(outcome: io::Result<()>, code: Errno) -> io::Result<()> {
+    match outcome {
+        Err(error) if error.raw_os_error() == Some(code as i32) => Ok(()),
+        outcome => outcome,
+    }
+}
+
 fn mount_once(entry: &Mount) -> io::Result<()> {
     if !Path::new(entry.target).exists() {
+        if entry.target.starts_with("/sys/") {
+            // The kernel makes these directories, and this one has nothing to mount there.
+            return Ok(());
+        }
         fs::DirBuilder::new().mode(0o755).create(entry.target)?;
     } else if is_mount_point(entry.target)? {
         return Ok(());
     }
-    mount(Some(entry.kind), entry.target, Some(entry.kind), entry.flags, entry.data)?;
-    Ok(())
+    let mounted = mount(Some(entry.kind), entry.target, Some(entry.kind), entry.flags, entry.data);
+    unless_absent(mounted.map_err(io::Error::from), Errno::ENODEV)
 }
 
 /// A mounted file system has another device number than the directory it is mounted in.
@@ -139,4 +153,22 @@ fn set_hostname() -> io::Result<()> {
     let name = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
     nix::unistd::sethostname(name.unwrap_or(DEFAULT_HOSTNAME))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_the_kernel_was_built_without_passes_in_silence() {
+        let failed = |code: Errno| Err(io::Error::from(code));
+        unless_absent(failed(Errno::ENODEV), Errno::ENODEV).unwrap();
+        unless_absent(failed(Errno::EPERM), Errno::ENODEV).unwrap_err();
+    }
+
+    #[test]
+    fn a_directory_that_the_kernel_does_not_have_is_not_made() {
+        let nowhere = Mount { target: "/sys/coppice", kind: "proc", flags: PROTECTED, data: None };
+        mount_once(&nowhere).unwrap();
+    }
 }
