@@ -1,5 +1,7 @@
 //! The driver's side of a split virtqueue, for tests of devices.
 
+mod machine;
+
 use std::sync::Arc;
 
 use virtio_bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
@@ -9,6 +11,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Activation, EVENT_IDX, Interrupt};
 use crate::memory::GuestRam;
+
+pub(super) use machine::{Machine, check_hostile, check_restore, edits};
 
 /// Bytes of guest memory, in two regions that touch.
 pub(super) const MEMORY: u64 = 4 << 20;
@@ -31,6 +35,7 @@ pub(super) fn interrupt() -> (Interrupt, Arc<EventFd>) {
 pub(super) type Piece = (u64, u32, bool);
 
 /// One queue as its driver sees it. Its rings take the first 64 KiB from `base` on.
+#[derive(Clone)]
 pub(super) struct Driver {
     ram: Arc<GuestRam>,
     base: u64,

@@ -1,5 +1,7 @@
 //! The console as a driver and a terminal see it, with real sockets and files at its ends.
 
+mod state;
+
 use std::os::unix::net::UnixStream;
 
 use proptest::prelude::*;

@@ -7,7 +7,9 @@ use vm_memory::GuestMemoryRegion as _;
 use vm_memory::bitmap::Bitmap as _;
 use vm_memory::mmap::MmapRegion;
 
-use super::super::testing::{Driver, MEMORY, SEAM, interrupt, memory};
+use super::super::testing::{
+    Driver, MEMORY, Machine, SEAM, check_hostile, check_restore, edits, interrupt, memory,
+};
 use super::super::{INTERRUPT_CONFIG, Interrupt};
 use super::*;
 
@@ -197,5 +199,48 @@ proptest! {
             });
             prop_assert_eq!(guest.marked(page), !(listed || reported), "page {}", page);
         }
+    }
+}
+
+/// A balloon in use: a target, an inflated page, figures of which the device keeps the buffer, and
+/// a report that it has not been kicked for.
+fn in_use(machine: &mut Machine<Balloon>) {
+    machine.device.lock().unwrap().set_target(3);
+    machine.ram.write_obj(5u32.to_le(), GuestAddress(LIST)).unwrap();
+    machine.drivers[INFLATE].offer(&[(LIST, 4, false)]);
+    machine.kick(INFLATE);
+    machine.ram.write_slice(&[4, 0, 77, 0, 0, 0, 0, 0, 0, 0], GuestAddress(LIST)).unwrap();
+    machine.drivers[2].offer(&[(LIST, 10, false)]);
+    machine.kick(2);
+    machine.device.lock().unwrap().write_config(CONFIG_ACTUAL, &7u32.to_le_bytes());
+    machine.ram.write_obj(MARK, GuestAddress(SEAM)).unwrap();
+    machine.drivers[3].offer(&[(SEAM, 4096, true)]);
+}
+
+#[test]
+fn a_restored_balloon_goes_on_where_it_was() {
+    check_restore(
+        || Balloon::new(1, true),
+        in_use,
+        |machine| {
+            let config = machine.config();
+            assert_eq!(config, (7 << 32) | (3 * 256));
+            let reported = machine.drivers[3].completed();
+            let marked: u8 = machine.ram.read_obj(GuestAddress(SEAM)).unwrap();
+            assert_eq!((reported, marked), (Some((0, 0)), 0));
+            // The kept buffer goes back, and new figures come in it.
+            assert_eq!(machine.drivers[2].completed(), None);
+            let figures = machine.device.lock().unwrap().statistics();
+            assert_eq!(figures, BTreeMap::from([("free_memory".to_owned(), 77)]));
+            assert_eq!(machine.drivers[2].completed(), Some((0, 0)));
+            machine.drivers[INFLATE].completed()
+        },
+    );
+}
+
+proptest! {
+    #[test]
+    fn hostile_state_is_survived(edits in edits()) {
+        check_hostile(Balloon::new(1, true), in_use, &edits);
     }
 }

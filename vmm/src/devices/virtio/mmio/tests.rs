@@ -1,5 +1,7 @@
 //! Tests of the transport: the order a driver keeps, and orders none would.
 
+mod state;
+
 use std::collections::HashSet;
 
 use proptest::prelude::*;
@@ -100,15 +102,17 @@ struct Guest {
     transport: MmioTransport,
     device: Arc<Mutex<Probe>>,
     interrupt: Interrupt,
+    line: Arc<EventFd>,
 }
 
 impl Guest {
     fn new() -> Self {
         let ram = Arc::new(GuestRam::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap());
-        let interrupt = Interrupt::new(Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()));
+        let line = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
+        let interrupt = Interrupt::new(Arc::clone(&line));
         let device = Arc::new(Mutex::new(Probe::default()));
         let transport = MmioTransport::new(device.clone(), ram, interrupt.clone());
-        Self { transport, device, interrupt }
+        Self { transport, device, interrupt, line }
     }
 
     fn read(&mut self, register: u32) -> u32 {

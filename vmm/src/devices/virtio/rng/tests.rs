@@ -1,8 +1,11 @@
 //! Tests of the entropy device.
 
+use proptest::proptest;
 use vm_memory::GuestAddress;
 
-use super::super::testing::{Driver, MEMORY, SEAM, interrupt, memory};
+use super::super::testing::{
+    Driver, MEMORY, Machine, SEAM, check_hostile, check_restore, edits, interrupt, memory,
+};
 use super::*;
 
 const BUFFER: u64 = SEAM - 100;
@@ -58,4 +61,41 @@ fn buffers_outside_guest_memory_get_nothing() {
 fn a_buffer_the_device_may_not_write_stays() {
     let (written, data) = ask(&[(BUFFER, 64, false)]);
     assert_eq!((written, zeroes(&data)), (0, data.len()));
+}
+
+/// The driver has two requests under way, one of which the device has not been kicked for.
+fn two_requests(machine: &mut Machine<Rng>) {
+    machine.drivers[0].offer(&[(BUFFER, 8, true)]);
+    machine.kick(0);
+    machine.drivers[0].offer(&[(BUFFER, 16, true)]);
+}
+
+#[test]
+fn a_restored_device_answers_what_is_open_and_what_comes() {
+    check_restore(Rng::default, two_requests, |machine| {
+        let mut answers = vec![machine.drivers[0].completed(), machine.drivers[0].completed()];
+        machine.drivers[0].offer(&[(BUFFER, 32, true)]);
+        machine.kick(0);
+        answers.extend([machine.drivers[0].completed(), machine.drivers[0].completed()]);
+        assert_eq!(answers, [Some((0, 8)), Some((0, 16)), Some((0, 32)), None]);
+        answers
+    });
+}
+
+#[test]
+fn a_restored_clone_draws_other_bytes_than_its_parent() {
+    let drawn = std::cell::RefCell::new(Vec::new());
+    check_restore(Rng::default, two_requests, |machine| {
+        let mut bytes = [0; 16];
+        machine.ram.read_slice(&mut bytes, GuestAddress(BUFFER)).unwrap();
+        assert!(!drawn.borrow().contains(&bytes));
+        drawn.borrow_mut().push(bytes);
+    });
+}
+
+proptest! {
+    #[test]
+    fn hostile_state_is_survived(edits in edits()) {
+        check_hostile(Rng::default(), two_requests, &edits);
+    }
 }

@@ -17,6 +17,7 @@ use super::*;
 mod hostile;
 mod layers;
 mod model;
+mod state;
 
 const ALL: u64 = EVENT_IDX | F_FLUSH | F_DISCARD | F_WRITE_ZEROES;
 /// Requests start close enough before the seam of the regions for data to cross it.

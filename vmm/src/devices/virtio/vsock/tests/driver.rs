@@ -15,9 +15,10 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use crate::devices::OwnState;
 use crate::devices::virtio::vsock::packet::{HEADER_SIZE, HOST_CID, Header, Op, TYPE_STREAM};
 use crate::devices::virtio::vsock::{LIMITS, Limits, Vsock, VsockConfig};
-use crate::devices::virtio::{Activation, Interrupt, VirtioDevice};
+use crate::devices::virtio::{Activation, Interrupt, QueuePosition, VirtioDevice};
 use crate::memory::GuestRam;
 
 pub(super) const CID: u32 = 42;
@@ -128,7 +129,7 @@ pub(super) struct Guest {
     pub(super) event: Ring,
     pub(super) directory: TempDir,
     pub(super) line: Arc<EventFd>,
-    host: Epoll,
+    pub(super) host: Epoll,
     next_tx: u16,
 }
 
@@ -212,6 +213,30 @@ impl Guest {
             .unwrap();
     }
 
+    /// What a checkpoint keeps of the device.
+    pub(super) fn save(&self) -> (OwnState, Vec<QueuePosition>) {
+        (self.device.save().unwrap(), self.device.queue_positions().unwrap())
+    }
+
+    /// Brings the device to a state saved before; the rings are as they are. The driver's first
+    /// kick is up to the caller.
+    pub(super) fn restore(&mut self, saved: &(OwnState, Vec<QueuePosition>)) {
+        let (state, positions) = saved;
+        let mut queues = vec![self.rx.queue(), self.tx.queue(), self.event.queue()];
+        for (queue, position) in queues.iter_mut().zip(positions) {
+            queue.set_next_avail(position.next_avail);
+            queue.set_next_used(position.next_used);
+        }
+        let activation = Activation {
+            ram: Arc::clone(&self.ram),
+            queues,
+            interrupt: Interrupt::new(Arc::clone(&self.line)),
+            features: self.device.features(),
+        };
+        self.device.reset();
+        self.device.restore(state, Some(activation)).unwrap();
+    }
+
     pub(super) fn offer_rx(&mut self, index: u16) {
         let write = u16::try_from(VRING_DESC_F_WRITE).unwrap();
         self.rx.descriptor(&self.ram, index, (self.rx.buffer(index), RX_BUFFER, write, 0));
@@ -267,12 +292,17 @@ impl Guest {
     }
 
     pub(super) fn receive_keeping_buffer(&mut self) -> Option<(u16, Packet)> {
+        self.receive_for(CID)
+    }
+
+    /// The next packet, which has to be for `cid`, and its buffer, which is kept.
+    pub(super) fn receive_for(&mut self, cid: u32) -> Option<(u16, Packet)> {
         let (head, written) = self.rx.take_used(&self.ram)?;
         let mut bytes = vec![0; usize::try_from(written).unwrap()];
         self.ram.read_slice(&mut bytes, GuestAddress(self.rx.buffer(head))).unwrap();
         let header = Header::from_bytes(bytes.first_chunk().expect("a packet has a header"));
         assert_eq!(usize::try_from(header.len).unwrap(), bytes.len() - HEADER_SIZE);
-        assert_eq!(header.dst_cid, u64::from(CID));
+        assert_eq!(header.dst_cid, u64::from(cid));
         Some((head, (header, bytes.split_off(HEADER_SIZE))))
     }
 

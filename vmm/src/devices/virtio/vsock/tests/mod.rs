@@ -7,3 +7,4 @@ mod lifecycle;
 mod parallel;
 mod pressure;
 mod single;
+mod state;
