@@ -21,6 +21,14 @@ const ZERO_CHUNK: usize = 128 * 1024;
 /// Why a disk cannot be used.
 #[derive(Debug, Error)]
 pub enum DiskError {
+    /// There is not exactly one file for each map of a sealed layer.
+    #[error("the disk has {layers} layers, but the checkpoint knows of {maps}")]
+    Layers {
+        /// Files given.
+        layers: usize,
+        /// Maps in the checkpoint.
+        maps: usize,
+    },
     /// The size of a file cannot be found out.
     #[error("the size of the disk's file cannot be read")]
     Size(#[source] io::Error),

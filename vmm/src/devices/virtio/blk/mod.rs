@@ -147,6 +147,11 @@ impl Blk {
         }
     }
 
+    /// How many sealed layers it stands on; nothing for a disk without an overlay.
+    pub fn layers(&mut self) -> Option<usize> {
+        self.disk.backend.as_overlay().map(|overlay| overlay.sealed_layers())
+    }
+
     /// Seals the layer that takes the writes and goes on with `new_top`; see [`Overlay::seal`].
     ///
     /// # Errors

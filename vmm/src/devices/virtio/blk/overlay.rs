@@ -130,6 +130,11 @@ impl Overlay {
         Ok(())
     }
 
+    /// How many sealed layers there are.
+    pub fn sealed_layers(&self) -> usize {
+        self.layers.sealed.len()
+    }
+
     /// The file that holds what layer `number` has.
     fn file(&self, number: LayerNumber) -> &File {
         let Some(place) = number.checked_sub(1) else { return &self.base };
