@@ -57,10 +57,18 @@ pub enum Class {
     GuestEnded,
     /// The agent refused the request.
     RequestRefused,
+    /// Nothing has the name or ID.
+    NotFound,
+    /// A name is taken, or a sandbox is in a state that does not permit the request.
+    Conflict,
+    /// A file of the store is damaged or missing.
+    StoreDamaged,
+    /// The checkpoint cannot be restored on this host.
+    CheckpointUnfit,
 }
 
 /// Every class with its exit code, its name for programs, and what it means.
-pub const CLASSES: [(Class, u8, &str, &str); 20] = [
+pub const CLASSES: [(Class, u8, &str, &str); 24] = [
     (Class::Usage, 64, "usage", "the command line is not understood"),
     (Class::KernelMissing, 65, "kernel_missing", "the kernel is not there or cannot be opened"),
     (Class::KernelInvalid, 66, "kernel_invalid", "the file is not a kernel, or is truncated"),
@@ -81,6 +89,10 @@ pub const CLASSES: [(Class, u8, &str, &str); 20] = [
     (Class::ProgramMissing, 81, "program_missing", "a program of Coppice is not there"),
     (Class::GuestEnded, 82, "guest_ended", "the guest ended before the command did"),
     (Class::RequestRefused, 83, "request_refused", "the agent refused the request"),
+    (Class::NotFound, 84, "not_found", "there is no such checkpoint or sandbox"),
+    (Class::Conflict, 85, "conflict", "the name is taken, or the sandbox's state forbids it"),
+    (Class::StoreDamaged, 86, "store_damaged", "a file of the store is damaged or missing"),
+    (Class::CheckpointUnfit, 87, "checkpoint_unfit", "this host cannot restore the checkpoint"),
 ];
 
 impl Class {
@@ -156,7 +168,7 @@ mod tests {
         let codes: HashSet<u8> = CLASSES.iter().map(|row| row.1).collect();
         let names: HashSet<&str> = CLASSES.iter().map(|row| row.2).collect();
         let classes: HashSet<Class> = CLASSES.iter().map(|row| row.0).collect();
-        assert_eq!((codes.len(), names.len(), classes.len()), (20, 20, 20));
+        assert_eq!((codes.len(), names.len(), classes.len()), (24, 24, 24));
         assert!(codes.iter().all(|code| (64..100).contains(code)));
     }
 

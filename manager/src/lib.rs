@@ -1,11 +1,12 @@
 //! Runs sandboxes, each a microVM of its own, and speaks with the agents in them.
 //!
 //! ```text
-//! sandbox -> { vmm, agent, image, workdir }      doctor -> home      failure: a leaf
+//! sandbox -> { vmm, agent, image, workdir }   doctor -> home   store -> home   failure: a leaf
 //! ```
 //!
 //! `vmm` starts a `coppice-vmm` process and asks it things; `agent` speaks with the guest;
-//! `sandbox` puts the two together with files and sockets. Nothing here touches KVM. The code
+//! `sandbox` puts the two together with files and sockets; `store` keeps what outlives a command.
+//! Nothing here touches KVM. The code
 //! runs on a single-threaded tokio runtime; a sandbox costs a few descriptors and one buffer.
 
 pub mod agent;
@@ -14,6 +15,7 @@ pub mod failure;
 pub mod home;
 pub mod image;
 pub mod sandbox;
+pub mod store;
 mod sys;
 pub mod vmm;
 pub mod workdir;

@@ -1,0 +1,168 @@
+//! Removal: checkpoints from sight, and files that nothing stands on from the disk.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::path::PathBuf;
+
+use coppice_image::Image;
+
+use super::files;
+use super::sandboxes::{is_alive, remove_directory};
+use super::{Error, Id, Store};
+
+/// What was removed because nothing stood on it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Collected {
+    /// Number of files and directories.
+    pub files: usize,
+    /// Bytes they took on disk.
+    pub bytes: u64,
+}
+
+/// What the records in the store name.
+#[derive(Debug, Default)]
+pub(super) struct References {
+    /// Checkpoints whose files hold somebody's memory.
+    pub(super) memory: BTreeSet<Id>,
+    /// Disk layers.
+    pub(super) disks: BTreeSet<Id>,
+    /// Checkpoints that are being made of a live sandbox.
+    pub(super) planned: BTreeSet<Id>,
+    /// Records that cannot be read, so that what they name is not known.
+    pub(super) unreadable: Vec<Error>,
+}
+
+/// A file of the store that nothing stands on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Orphan {
+    /// A removed checkpoint's memory, a disk layer or a file of a writer that is gone.
+    File(PathBuf),
+    /// A sandbox's directory without a record.
+    Directory(PathBuf),
+}
+
+impl Store {
+    /// Removes a checkpoint from sight. Its children stay; its files go as soon as nothing stands
+    /// on them.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or the system's.
+    pub fn remove_checkpoint(&self, id: &Id) -> Result<Collected, Error> {
+        let _lock = self.exclusive()?;
+        let path = self.checkpoint_path(id);
+        if !path.exists() {
+            return Err(Error::NotFound { reference: id.to_string() });
+        }
+        files::rename(&path, &self.hidden_path(id))?;
+        files::sync_directory(&self.checkpoints_dir())?;
+        self.collect_locked()
+    }
+
+    /// Removes everything that no visible checkpoint and no sandbox stands on.
+    ///
+    /// # Errors
+    /// [`Error::Unclear`] when a record cannot be read, or the system's.
+    pub fn collect(&self) -> Result<Collected, Error> {
+        let _lock = self.exclusive()?;
+        self.collect_locked()
+    }
+
+    pub(super) fn collect_locked(&self) -> Result<Collected, Error> {
+        self.finish_lost_commits()?;
+        let references = self.references()?;
+        if !references.unreadable.is_empty() {
+            return Err(Error::Unclear { count: references.unreadable.len() });
+        }
+        let mut collected = Collected::default();
+        for orphan in self.orphans(&references)? {
+            collected.files += 1;
+            match orphan {
+                Orphan::File(path) => {
+                    collected.bytes += files::allocated(&path);
+                    files::remove(&path)?;
+                }
+                Orphan::Directory(path) => remove_directory(&path)?,
+            }
+        }
+        Ok(collected)
+    }
+
+    /// What all records name.
+    pub(super) fn references(&self) -> Result<References, Error> {
+        let mut references = References::default();
+        let listing = self.read_checkpoints()?;
+        references.unreadable = listing.damaged;
+        for checkpoint in listing.checkpoints {
+            let standing = checkpoint.meta.standing;
+            references.disks.extend(standing.disk_layers().cloned());
+            references.memory.extend(standing.memory);
+        }
+        for entry in self.read_sandboxes()? {
+            match entry.record {
+                Ok(record) => {
+                    let mut standings = vec![record.standing];
+                    if let Some(next) = record.next {
+                        references.planned.extend(next.checkpoint);
+                        standings.push(next.standing);
+                    }
+                    for standing in standings {
+                        references.disks.extend(standing.disk_layers().cloned());
+                        references.memory.extend(standing.memory);
+                    }
+                }
+                // A machine that is gone stands on nothing.
+                Err(error) if entry.alive => references.unreadable.push(error),
+                Err(_) => {}
+            }
+        }
+        Ok(references)
+    }
+
+    /// Files that nothing stands on.
+    pub(super) fn orphans(&self, references: &References) -> Result<Vec<Orphan>, Error> {
+        let mut orphans = Vec::new();
+        let directory = self.checkpoints_dir();
+        for name in files::names(&directory)? {
+            let hidden = name.strip_suffix(".layer").and_then(Id::parse);
+            let temp = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
+            let path = directory.join(&name);
+            let orphan = match (hidden, temp.and_then(Id::parse)) {
+                (Some(id), _) => !references.memory.contains(&id),
+                (None, Some(id)) => !references.planned.contains(&id) && !files::is_locked(&path)?,
+                (None, None) => false,
+            };
+            orphans.extend(orphan.then_some(Orphan::File(path)));
+        }
+        let directory = self.layers_dir();
+        for name in files::names(&directory)? {
+            let Some(id) = name.strip_suffix(".disk").and_then(Id::parse) else { continue };
+            if !references.disks.contains(&id) {
+                orphans.push(Orphan::File(directory.join(name)));
+            }
+        }
+        for entry in self.read_sandboxes()?.into_iter().filter(|e| e.record.is_err() && !e.alive) {
+            let directory = self.sandboxes_dir().join(entry.id.as_str());
+            if !is_alive(&directory)? {
+                orphans.push(Orphan::Directory(directory));
+            }
+        }
+        Ok(orphans)
+    }
+
+    /// Publishes checkpoints whose file was completed but whose maker died before it said so: the
+    /// machine goes on from them, so they are its past. Those that were not completed are left for
+    /// the sandbox's next command to give up.
+    fn finish_lost_commits(&self) -> Result<(), Error> {
+        for entry in self.read_sandboxes()? {
+            let Some(id) = entry.record.ok().and_then(|record| record.next?.checkpoint) else {
+                continue;
+            };
+            let temp = self.temp_path(&id);
+            let complete = File::open(&temp).is_ok_and(|file| Image::open(file).is_ok());
+            if complete && let Ok(meta) = super::checkpoints::read_meta(&temp, &id) {
+                self.publish(&meta)?;
+            }
+        }
+        Ok(())
+    }
+}

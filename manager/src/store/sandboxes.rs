@@ -1,0 +1,360 @@
+//! Live sandboxes in the store: directories with a record, a lock and sockets.
+//!
+//! Whoever changes a sandbox holds its lock, so commands on one sandbox follow each other. Whether
+//! its machine still runs shows on its control socket: the VMM listens there as long as it lives.
+
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use super::files::{self, Held, at};
+use super::record::now_ms;
+use super::{DiskChain, Error, Id, Machine, Name, Next, SandboxRecord, Standing, Store};
+
+/// File name of a sandbox's record.
+const RECORD: &str = "sandbox.json";
+/// File name of its lock.
+const LOCK: &str = "lock";
+/// File name of the VMM's control socket.
+const CONTROL: &str = "control.sock";
+
+/// A sandbox as it is found in the store.
+#[derive(Debug)]
+pub struct SandboxEntry {
+    /// Its ID.
+    pub id: Id,
+    /// Its record, or why it cannot be read.
+    pub record: Result<SandboxRecord, Error>,
+    /// Whether its machine runs, or somebody is working on it.
+    pub alive: bool,
+    /// Bytes that the layers it writes to take on disk.
+    pub disk_bytes: u64,
+}
+
+/// What became of an operation that was under way when its command died.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Settled {
+    /// It was done or not; the record says where the sandbox stands.
+    Known,
+    /// Whether the machine went back to this checkpoint cannot be told, so it has to go back to it
+    /// again before anything else is done with it.
+    GoBackTo(Id),
+}
+
+/// What a new sandbox is to be.
+#[derive(Debug, Clone)]
+pub struct NewSandbox {
+    /// Its name.
+    pub name: Option<Name>,
+    /// The machine.
+    pub machine: Machine,
+    /// The checkpoint it starts from; none for one that is booted.
+    pub from: Option<Id>,
+    /// Its disks if it is booted; the checkpoint has them otherwise.
+    pub disks: Vec<DiskChain>,
+}
+
+/// A sandbox whose lock this process holds.
+#[derive(Debug)]
+pub struct Sandbox {
+    record: SandboxRecord,
+    directory: PathBuf,
+    /// Keeps short paths into the directory valid.
+    handle: OwnedFd,
+    _lock: Held,
+}
+
+impl Sandbox {
+    /// Its record.
+    pub fn record(&self) -> &SandboxRecord {
+        &self.record
+    }
+
+    /// Its directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// An `O_PATH` descriptor of the directory.
+    pub fn handle(&self) -> &OwnedFd {
+        &self.handle
+    }
+
+    /// Path of a socket in the directory, short enough for any socket while this value lives.
+    pub fn socket(&self, name: &str) -> PathBuf {
+        short_path(&self.handle, name)
+    }
+
+    /// Path of the VMM's control socket, as [`Sandbox::socket`].
+    pub fn control_socket(&self) -> PathBuf {
+        self.socket(CONTROL)
+    }
+
+    /// Writes down what is under way.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn plan(&mut self, next: Next) -> Result<(), Error> {
+        self.record.next = Some(next);
+        self.write()
+    }
+
+    /// Writes down that it succeeded.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn arrive(&mut self) -> Result<(), Error> {
+        if let Some(next) = self.record.next.take() {
+            self.record.standing = next.standing;
+        }
+        self.write()
+    }
+
+    /// Writes down that it did not; `switched` if the machine writes to the new layers anyway.
+    pub(super) fn stay(&mut self, switched: bool) -> Result<(), Error> {
+        if let Some(next) = self.record.next.take().filter(|_| switched) {
+            self.record.standing.disks = next.standing.disks;
+        }
+        self.write()
+    }
+
+    fn write(&self) -> Result<(), Error> {
+        let bytes = serde_json::to_vec_pretty(&self.record).map_err(Error::Encode)?;
+        files::replace(&self.directory.join(RECORD), &bytes)
+    }
+}
+
+impl Store {
+    /// All sandboxes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the store cannot be read; an unreadable record is part of the answer.
+    pub fn sandboxes(&self) -> Result<Vec<SandboxEntry>, Error> {
+        let _lock = self.shared()?;
+        self.read_sandboxes()
+    }
+
+    pub(super) fn read_sandboxes(&self) -> Result<Vec<SandboxEntry>, Error> {
+        let mut entries = Vec::new();
+        for name in files::names(&self.sandboxes_dir())? {
+            let Some(id) = Id::parse(&name) else { continue };
+            let directory = self.sandboxes_dir().join(&name);
+            let record = read_record(&directory, &id);
+            let tops = record.iter().flat_map(|record| record.standing.tops());
+            let disk_bytes = tops.map(|top| files::allocated(&self.disk_path(top))).sum();
+            entries.push(SandboxEntry { alive: is_alive(&directory)?, id, record, disk_bytes });
+        }
+        Ok(entries)
+    }
+
+    /// Makes a sandbox's directory and the layers its disks write to, which are returned open and
+    /// in order, and takes its lock.
+    ///
+    /// # Errors
+    /// [`Error::NameTaken`], those of [`Store::checkpoint`], or the system's.
+    pub fn create_sandbox(&self, new: NewSandbox) -> Result<(Sandbox, Vec<File>), Error> {
+        let _lock = self.exclusive()?;
+        self.check_name(new.name.as_ref())?;
+        let id = Id::new().map_err(at(&self.sandboxes_dir()))?;
+        let directory = self.sandboxes_dir().join(id.as_str());
+        files::create_directory(&directory)?;
+        let lock = take_lock(&directory)?;
+        let (standing, tops) = match &new.from {
+            Some(from) => {
+                let meta = self.usable(from)?;
+                let (ids, tops) = self.unzipped_layers(meta.standing.writable_disks())?;
+                (meta.continued(&ids), tops)
+            }
+            None => {
+                let mut disks = new.disks;
+                let mut tops = Vec::new();
+                for disk in disks.iter_mut().filter(|disk| !disk.read_only) {
+                    let (id, top) = self.unzipped_layers(1)?;
+                    disk.layers = id;
+                    tops.extend(top);
+                }
+                (Standing { parent: None, memory: Vec::new(), disks }, tops)
+            }
+        };
+        let record = SandboxRecord {
+            id,
+            name: new.name,
+            created_ms: now_ms(),
+            machine: new.machine,
+            standing,
+            next: None,
+        };
+        let handle = open_directory(&directory)?;
+        let sandbox = Sandbox { record, directory, handle, _lock: lock };
+        sandbox.write()?;
+        Ok((sandbox, tops))
+    }
+
+    fn unzipped_layers(&self, count: usize) -> Result<(Vec<Id>, Vec<File>), Error> {
+        Ok(self.new_layers(count)?.into_iter().unzip())
+    }
+
+    /// Takes the lock of a sandbox, waiting for whoever has it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or [`Error::SandboxRecord`] when its record is unusable.
+    pub fn lock_sandbox(&self, id: &Id) -> Result<Sandbox, Error> {
+        let directory = self.sandboxes_dir().join(id.as_str());
+        if !directory.join(RECORD).exists() {
+            return Err(Error::NotFound { reference: id.to_string() });
+        }
+        let handle = open_directory(&directory)?;
+        let lock = take_lock(&directory)?;
+        // Read under the lock: who had it before may have changed or removed it.
+        let record = read_record(&directory, id)?;
+        Ok(Sandbox { record, directory, handle, _lock: lock })
+    }
+
+    /// Plans that the sandbox goes on from a checkpoint, with new layers on top of its disks;
+    /// those are returned, open and in order. [`Store::complete_move`] or
+    /// [`Store::abandon_move`] follows.
+    ///
+    /// # Errors
+    /// Those of [`Store::checkpoint`], or the system's.
+    pub fn begin_move(&self, sandbox: &mut Sandbox, to: &Id) -> Result<Vec<File>, Error> {
+        let _lock = self.shared()?;
+        let meta = self.usable(to)?;
+        let (ids, tops) = self.unzipped_layers(meta.standing.writable_disks())?;
+        let standing = meta.continued(&ids);
+        sandbox.plan(Next { standing, checkpoint: None, name: None })?;
+        Ok(tops)
+    }
+
+    /// Finds out what became of an operation whose command died, and writes it down.
+    /// `memory_layers` is how many layers the machine's memory stands on, as the VMM says; it must
+    /// have been asked after [`Store::lock_sandbox`].
+    ///
+    /// The VMM keeps the lock that a new top layer was handed over with, which shows whether the
+    /// machine writes to it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn settle(&self, sandbox: &mut Sandbox, memory_layers: usize) -> Result<Settled, Error> {
+        // What was completed is published first, and what was not is of no use.
+        self.collect()?;
+        let Some(next) = sandbox.record.next.clone() else { return Ok(Settled::Known) };
+        let top = next.standing.tops().next();
+        let switched = top.map(|top| files::is_locked(&self.disk_path(top))).transpose()?;
+        let (before, after) = (sandbox.record.standing.memory.len(), next.standing.memory.len());
+        if let Some(checkpoint) = &next.checkpoint {
+            if memory_layers == after {
+                sandbox.arrive()?;
+            } else {
+                sandbox.stay(switched == Some(true))?;
+                files::remove(&self.temp_path(checkpoint))?;
+            }
+            return Ok(Settled::Known);
+        }
+        match switched {
+            Some(true) => sandbox.arrive()?,
+            Some(false) => sandbox.stay(false)?,
+            None if before != after && memory_layers == after => sandbox.arrive()?,
+            None if before != after && memory_layers == before => sandbox.stay(false)?,
+            None => {
+                if let Some(parent) = next.standing.parent {
+                    return Ok(Settled::GoBackTo(parent));
+                }
+                sandbox.stay(false)?;
+            }
+        }
+        Ok(Settled::Known)
+    }
+
+    /// Completes a move: the sandbox stands on the checkpoint, and what it wrote since is gone.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn complete_move(&self, sandbox: &mut Sandbox) -> Result<(), Error> {
+        sandbox.arrive()?;
+        self.collect().map(drop)
+    }
+
+    /// Gives up on a move: the sandbox stands where it stood.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn abandon_move(&self, sandbox: &mut Sandbox) -> Result<(), Error> {
+        sandbox.stay(false)?;
+        self.collect().map(drop)
+    }
+
+    /// Removes a sandbox whose machine does not run any more, and the layers that only it had.
+    ///
+    /// # Errors
+    /// [`Error::Running`], or the system's.
+    pub fn remove_sandbox(&self, sandbox: Sandbox) -> Result<(), Error> {
+        {
+            let _lock = self.exclusive()?;
+            if listens(&sandbox.control_socket()) {
+                return Err(Error::Running { id: sandbox.record.id.clone() });
+            }
+            remove_directory(&sandbox.directory)?;
+        }
+        drop(sandbox);
+        self.collect().map(drop)
+    }
+}
+
+/// Removes a sandbox's directory, its record first: without it the rest is nobody's.
+pub(super) fn remove_directory(directory: &Path) -> Result<(), Error> {
+    files::remove(&directory.join(RECORD))?;
+    fs::remove_dir_all(directory).map_err(at(directory))
+}
+
+/// Whether a sandbox's machine runs, or somebody holds its lock.
+pub(super) fn is_alive(directory: &Path) -> Result<bool, Error> {
+    if files::is_locked(&directory.join(LOCK))? {
+        return Ok(true);
+    }
+    let Ok(handle) = open_directory(directory) else { return Ok(false) };
+    Ok(listens(&short_path(&handle, CONTROL)))
+}
+
+/// Whether a program accepts connections on a control socket.
+fn listens(path: &Path) -> bool {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(address) = SocketAddrUnix::new(path) else { return false };
+    let kind = SocketType::SEQPACKET;
+    let Ok(socket) = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None) else {
+        // Out of descriptors: nothing may be taken for dead.
+        return true;
+    };
+    match rustix::net::connect(&socket, &address) {
+        // A full backlog is a listener's too.
+        Ok(()) | Err(rustix::io::Errno::AGAIN) => true,
+        Err(_) => false,
+    }
+}
+
+fn take_lock(directory: &Path) -> Result<Held, Error> {
+    Held::take(&directory.join(LOCK), FlockOperation::LockExclusive)
+}
+
+fn open_directory(directory: &Path) -> Result<OwnedFd, Error> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    rustix::fs::open(directory, flags, Mode::empty()).map_err(|e| at(directory)(e.into()))
+}
+
+/// A path through a descriptor: a socket's path may have 107 bytes only, a store's may be longer.
+fn short_path(directory: &OwnedFd, name: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.as_raw_fd()))
+}
+
+pub(super) fn read_record(directory: &Path, id: &Id) -> Result<SandboxRecord, Error> {
+    let unusable = |reason: String| Error::SandboxRecord { id: id.clone(), reason };
+    let bytes = fs::read(directory.join(RECORD)).map_err(|error| unusable(error.to_string()))?;
+    let record: SandboxRecord =
+        serde_json::from_slice(&bytes).map_err(|error| unusable(error.to_string()))?;
+    if record.id != *id {
+        return Err(unusable(format!("it is of {}", record.id)));
+    }
+    Ok(record)
+}
