@@ -5,6 +5,7 @@
 
 pub mod blk_request;
 pub mod control_message;
+pub mod device_state;
 pub mod image;
 pub mod kernel_loader;
 pub mod virtio_mmio;

@@ -39,6 +39,11 @@ fn virtio_mmio() {
 }
 
 #[test]
+fn device_state() {
+    smoke(super::device_state::run, 3000, 600);
+}
+
+#[test]
 fn blk_request() {
     smoke(super::blk_request::run, 500, 2000);
 }

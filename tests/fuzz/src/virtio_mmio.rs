@@ -20,16 +20,17 @@ use crate::input::Input;
 const SECTORS: u8 = 40;
 const QUEUE_SIZE: u16 = 16;
 
-struct Machine {
+/// A device behind its transport, and memory.
+pub(crate) struct Machine {
     ram: Arc<GuestRam>,
-    transport: MmioTransport,
+    pub(crate) transport: MmioTransport,
     device: Arc<Mutex<dyn VirtioDevice>>,
     /// The device's disk, whose size must not change.
     disk: Option<File>,
 }
 
 impl Machine {
-    fn new(kind: u8) -> Self {
+    pub(crate) fn new(kind: u8) -> Self {
         let mut disk = None;
         let mut image = || disk.insert(guest::disk_image(SECTORS)).try_clone().unwrap();
         let device: Arc<Mutex<dyn VirtioDevice>> = match kind % 5 {
@@ -49,24 +50,28 @@ impl Machine {
             3 => Arc::new(Mutex::new(Rng::default())),
             _ => Arc::new(Mutex::new(Balloon::new(1, true))),
         };
+        Self { disk, ..Self::with_device(device) }
+    }
+
+    pub(crate) fn with_device(device: Arc<Mutex<dyn VirtioDevice>>) -> Self {
         let ram = guest::memory();
         let transport =
             MmioTransport::new(Arc::clone(&device), Arc::clone(&ram), guest::interrupt());
-        Self { ram, transport, device, disk }
+        Self { ram, transport, device, disk: None }
     }
 
     fn set(&mut self, register: u32, value: u32) {
         self.transport.write(register.into(), &value.to_le_bytes());
     }
 
-    fn get(&mut self, register: u32) -> u32 {
+    pub(crate) fn get(&mut self, register: u32) -> u32 {
         let mut word = [0; 4];
         self.transport.read(register.into(), &mut word);
         u32::from_le_bytes(word)
     }
 
     /// What a good driver does, so that the fuzzer need not find out.
-    fn bring_up(&mut self, unwanted: u32) {
+    pub(crate) fn bring_up(&mut self, unwanted: u32) {
         for status in [0, 1, 3] {
             self.set(reg::VIRTIO_MMIO_STATUS, status);
         }
@@ -90,7 +95,7 @@ impl Machine {
         self.set(reg::VIRTIO_MMIO_STATUS, 15);
     }
 
-    fn step(&mut self, input: &mut Input<'_>) {
+    pub(crate) fn step(&mut self, input: &mut Input<'_>) {
         match input.u8() % 8 {
             0 => {
                 let (offset, value) = (input.u16() % 0x200, input.u32());

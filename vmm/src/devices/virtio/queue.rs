@@ -70,7 +70,12 @@ impl ActiveQueue {
         let mut taken = None;
         self.guarded(|this| {
             if let Some(chain) = next_chain(&mut this.queue, &this.ram)? {
-                taken = Some((chain.head_index(), handle(&this.ram, chain)));
+                let head = chain.head_index();
+                if head >= this.queue.size() {
+                    // It could not be given back, nor kept across a restore.
+                    return Err(Error::InvalidDescriptorIndex);
+                }
+                taken = Some((head, handle(&this.ram, chain)));
                 // The driver is to kick for the next one; one it added before this is seen by
                 // the next call all the same.
                 this.queue.enable_notification(&*this.ram)?;

@@ -61,3 +61,13 @@ fn a_chain_that_is_kept_comes_back_when_given() {
     assert_eq!(driver.completed(), Some((0, 0)));
     assert_eq!(interrupt.status(), INTERRUPT_USED_RING);
 }
+
+#[test]
+fn a_chain_outside_the_table_is_not_kept() {
+    let ram = memory();
+    let mut driver = Driver::new(&ram, 0x1000, SIZE);
+    let (mut queue, interrupt) = active(&driver, 0);
+    driver.publish(SIZE);
+    assert_eq!(queue.take(|_, _| ()), None);
+    assert!(interrupt.needs_reset());
+}
