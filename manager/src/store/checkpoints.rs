@@ -174,52 +174,15 @@ impl Store {
         Ok(NewCheckpoint { meta, file, tops })
     }
 
-    /// Makes a checkpoint visible whose file is complete, and has the sandbox stand on it.
+    /// Makes a checkpoint visible whose file is complete; all it stands on is on disk before. The
+    /// machine is told next, and [`Store::complete_checkpoint`] follows.
     ///
     /// # Errors
     /// [`Error::Incomplete`], or the system's; the checkpoint stays invisible then.
-    pub fn commit_checkpoint(
-        &self,
-        new: NewCheckpoint,
-        sandbox: &mut Sandbox,
-    ) -> Result<Meta, Error> {
+    pub fn publish_checkpoint(&self, new: &NewCheckpoint) -> Result<(), Error> {
         let NewCheckpoint { meta, .. } = new;
-        let _lock = self.exclusive()?;
-        self.publish(&meta)?;
-        sandbox.arrive()?;
-        Ok(meta)
-    }
-
-    /// Gives up on a checkpoint. `switched` says whether the machine writes to the new top layers
-    /// already; it then goes on to do so, on top of the old ones.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn abandon_checkpoint(
-        &self,
-        new: NewCheckpoint,
-        sandbox: &mut Sandbox,
-        switched: bool,
-    ) -> Result<(), Error> {
-        let NewCheckpoint { meta, tops, .. } = new;
-        let _lock = self.exclusive()?;
-        files::remove(&self.temp_path(&meta.id))?;
-        if switched {
-            return sandbox.stay(true);
-        }
-        sandbox.stay(false)?;
-        tops.iter().try_for_each(|(id, _)| files::remove(&self.disk_path(id)))
-    }
-
-    /// Gives a complete file its name. All it stands on is on disk before.
-    pub(super) fn publish(&self, meta: &Meta) -> Result<(), Error> {
-        let (temp, path) = (self.temp_path(&meta.id), self.checkpoint_path(&meta.id));
-        if path.exists() && !temp.exists() {
-            // Somebody who found it complete was quicker.
-            return Ok(());
-        }
+        let temp = self.temp_path(&meta.id);
         let file = File::open(&temp).map_err(at(&temp))?;
-        file.sync_all().map_err(at(&temp))?;
         let stored = Image::open(file)
             .map_err(|source| Error::Incomplete { id: meta.id.clone(), source })
             .and_then(|image| meta_of(&image, &temp, &meta.id))?;
@@ -231,8 +194,40 @@ impl Store {
             File::open(&path).and_then(|file| file.sync_data()).map_err(at(&path))?;
         }
         files::sync_directory(&self.layers_dir())?;
-        files::rename(&temp, &path)?;
+        let _lock = self.shared()?;
+        files::rename(&temp, &self.checkpoint_path(&meta.id))?;
         files::sync_directory(&self.checkpoints_dir())
+    }
+
+    /// Has the sandbox stand on a published checkpoint, as its machine does now.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn complete_checkpoint(
+        &self,
+        new: NewCheckpoint,
+        sandbox: &mut Sandbox,
+    ) -> Result<Meta, Error> {
+        sandbox.arrive()?;
+        Ok(new.meta)
+    }
+
+    /// Gives up on a checkpoint; one that was published already stays, but the sandbox does not
+    /// stand on it. `switched` says whether the machine writes to the new top layers already; it
+    /// then goes on to do so, on top of the old ones.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn abandon_checkpoint(
+        &self,
+        new: NewCheckpoint,
+        sandbox: &mut Sandbox,
+        switched: bool,
+    ) -> Result<(), Error> {
+        sandbox.stay(switched)?;
+        files::remove(&self.temp_path(&new.meta.id))?;
+        drop(new);
+        self.collect().map(drop)
     }
 
     /// Makes empty disk layers. Each descriptor carries a lock, which ends with its last copy: it

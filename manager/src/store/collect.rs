@@ -1,10 +1,7 @@
 //! Removal: checkpoints from sight, and files that nothing stands on from the disk.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::path::PathBuf;
-
-use coppice_image::Image;
 
 use super::files;
 use super::sandboxes::{is_alive, remove_directory};
@@ -26,8 +23,6 @@ pub(super) struct References {
     pub(super) memory: BTreeSet<Id>,
     /// Disk layers.
     pub(super) disks: BTreeSet<Id>,
-    /// Checkpoints that are being made of a live sandbox.
-    pub(super) planned: BTreeSet<Id>,
     /// Records that cannot be read, so that what they name is not known.
     pub(super) unreadable: Vec<Error>,
 }
@@ -68,7 +63,6 @@ impl Store {
     }
 
     pub(super) fn collect_locked(&self) -> Result<Collected, Error> {
-        self.finish_lost_commits()?;
         let references = self.references()?;
         if !references.unreadable.is_empty() {
             return Err(Error::Unclear { count: references.unreadable.len() });
@@ -100,12 +94,8 @@ impl Store {
         for entry in self.read_sandboxes()? {
             match entry.record {
                 Ok(record) => {
-                    let mut standings = vec![record.standing];
-                    if let Some(next) = record.next {
-                        references.planned.extend(next.checkpoint);
-                        standings.push(next.standing);
-                    }
-                    for standing in standings {
+                    let next = record.next.map(|next| next.standing);
+                    for standing in [Some(record.standing), next].into_iter().flatten() {
                         references.disks.extend(standing.disk_layers().cloned());
                         references.memory.extend(standing.memory);
                     }
@@ -128,7 +118,8 @@ impl Store {
             let path = directory.join(&name);
             let orphan = match (hidden, temp.and_then(Id::parse)) {
                 (Some(id), _) => !references.memory.contains(&id),
-                (None, Some(id)) => !references.planned.contains(&id) && !files::is_locked(&path)?,
+                // Its writer holds a lock.
+                (None, Some(_)) => !files::is_locked(&path)?,
                 (None, None) => false,
             };
             orphans.extend(orphan.then_some(Orphan::File(path)));
@@ -147,22 +138,5 @@ impl Store {
             }
         }
         Ok(orphans)
-    }
-
-    /// Publishes checkpoints whose file was completed but whose maker died before it said so: the
-    /// machine goes on from them, so they are its past. Those that were not completed are left for
-    /// the sandbox's next command to give up.
-    fn finish_lost_commits(&self) -> Result<(), Error> {
-        for entry in self.read_sandboxes()? {
-            let Some(id) = entry.record.ok().and_then(|record| record.next?.checkpoint) else {
-                continue;
-            };
-            let temp = self.temp_path(&id);
-            let complete = File::open(&temp).is_ok_and(|file| Image::open(file).is_ok());
-            if complete && let Ok(meta) = super::checkpoints::read_meta(&temp, &id) {
-                self.publish(&meta)?;
-            }
-        }
-        Ok(())
     }
 }

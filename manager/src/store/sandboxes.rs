@@ -34,16 +34,6 @@ pub struct SandboxEntry {
     pub disk_bytes: u64,
 }
 
-/// What became of an operation that was under way when its command died.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Settled {
-    /// It was done or not; the record says where the sandbox stands.
-    Known,
-    /// Whether the machine went back to this checkpoint cannot be told, so it has to go back to it
-    /// again before anything else is done with it.
-    GoBackTo(Id),
-}
-
 /// What a new sandbox is to be.
 #[derive(Debug, Clone)]
 pub struct NewSandbox {
@@ -228,44 +218,30 @@ impl Store {
         Ok(tops)
     }
 
-    /// Finds out what became of an operation whose command died, and writes it down.
-    /// `memory_layers` is how many layers the machine's memory stands on, as the VMM says; it must
-    /// have been asked after [`Store::lock_sandbox`].
+    /// Finds out what became of an operation whose command died, and writes it down. `stands_on`
+    /// is the checkpoint that the machine stands on, as the VMM says; it must have been asked
+    /// after [`Store::lock_sandbox`].
     ///
     /// The VMM keeps the lock that a new top layer was handed over with, which shows whether the
     /// machine writes to it.
     ///
     /// # Errors
     /// The system's.
-    pub fn settle(&self, sandbox: &mut Sandbox, memory_layers: usize) -> Result<Settled, Error> {
-        // What was completed is published first, and what was not is of no use.
-        self.collect()?;
-        let Some(next) = sandbox.record.next.clone() else { return Ok(Settled::Known) };
+    pub fn settle(&self, sandbox: &mut Sandbox, stands_on: Option<&str>) -> Result<(), Error> {
+        let Some(next) = sandbox.record.next.clone() else { return Ok(()) };
         let top = next.standing.tops().next();
         let switched = top.map(|top| files::is_locked(&self.disk_path(top))).transpose()?;
-        let (before, after) = (sandbox.record.standing.memory.len(), next.standing.memory.len());
-        if let Some(checkpoint) = &next.checkpoint {
-            if memory_layers == after {
-                sandbox.arrive()?;
-            } else {
-                sandbox.stay(switched == Some(true))?;
-                files::remove(&self.temp_path(checkpoint))?;
-            }
-            return Ok(Settled::Known);
+        let parent = next.standing.parent.as_ref().map(Id::as_str);
+        let arrived = match (&next.checkpoint, switched) {
+            // Without disks, going back to where it stands changes nothing that is written down.
+            (Some(_), _) | (None, None) => stands_on == parent,
+            (None, Some(switched)) => switched,
+        };
+        match arrived {
+            true => sandbox.arrive()?,
+            false => sandbox.stay(next.checkpoint.is_some() && switched == Some(true))?,
         }
-        match switched {
-            Some(true) => sandbox.arrive()?,
-            Some(false) => sandbox.stay(false)?,
-            None if before != after && memory_layers == after => sandbox.arrive()?,
-            None if before != after && memory_layers == before => sandbox.stay(false)?,
-            None => {
-                if let Some(parent) = next.standing.parent {
-                    return Ok(Settled::GoBackTo(parent));
-                }
-                sandbox.stay(false)?;
-            }
-        }
-        Ok(Settled::Known)
+        self.collect().map(drop)
     }
 
     /// Completes a move: the sandbox stands on the checkpoint, and what it wrote since is gone.

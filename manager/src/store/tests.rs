@@ -71,7 +71,8 @@ impl Fixture {
         let name = name.map(|name| name.parse().unwrap());
         let new = self.store.begin_checkpoint(sandbox, name, BTreeMap::new())?;
         write_image(&new);
-        self.store.commit_checkpoint(new, sandbox)
+        self.store.publish_checkpoint(&new)?;
+        self.store.complete_checkpoint(new, sandbox)
     }
 
     fn checkpoint(&self, sandbox: &mut Sandbox) -> Id {

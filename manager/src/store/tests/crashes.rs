@@ -96,45 +96,40 @@ fn a_checkpoint_survives_death_at_every_step() {
 }
 
 #[test]
-fn a_completed_file_becomes_visible_though_its_maker_died() {
-    let scene = Scene::new();
-    let mut sandbox = scene.lock();
-    let new = scene.f.store.begin_checkpoint(&mut sandbox, None, BTreeMap::new()).unwrap();
-    write_image(&new);
-    let id = new.meta().id.clone();
-    // As the kernel does with what a dead process held; the machine still writes to its layer.
-    let machine: Vec<File> = new.tops().map(|top| top.try_clone().unwrap()).collect();
-    drop((new, sandbox));
-
-    let mut sandbox = scene.lock();
-    let layers = sandbox.record().standing.memory.len();
-    let settled = scene.f.store.settle(&mut sandbox, layers + 1).unwrap();
-    assert_eq!(settled, Settled::Known);
-    assert_eq!(sandbox.record().standing.parent, Some(id.clone()));
-    assert_eq!(sandbox.record().next, None);
-    scene.f.store.checkpoint(&id).unwrap();
-    drop(machine);
-}
-
-#[test]
-fn an_unfinished_file_is_given_up_and_the_machine_keeps_its_layers() {
-    for switched in [false, true] {
+fn a_checkpoint_whose_command_died_is_found_out() {
+    // How far the command came, whether the machine writes to its new layer, whether it stands on
+    // the checkpoint.
+    let cases =
+        [(false, false, false), (false, true, false), (true, true, false), (true, true, true)];
+    for (published, switched, told) in cases {
         let scene = Scene::new();
         let mut sandbox = scene.lock();
         let before = sandbox.record().standing.clone();
         let new = scene.f.store.begin_checkpoint(&mut sandbox, None, BTreeMap::new()).unwrap();
         let planned = sandbox.record().next.clone().unwrap().standing;
+        let id = new.meta().id.clone();
+        if published {
+            write_image(&new);
+            scene.f.store.publish_checkpoint(&new).unwrap();
+        }
         let machine: Vec<File> = new.tops().map(|top| top.try_clone().unwrap()).collect();
         if !switched {
             let_go(&machine);
         }
+        let_go([new.file()]);
         drop((new, sandbox));
 
         let mut sandbox = scene.lock();
-        scene.f.store.settle(&mut sandbox, before.memory.len()).unwrap();
-        let standing = sandbox.record().standing.clone();
-        let disks = if switched { planned.disks } else { before.disks.clone() };
-        assert_eq!(standing, Standing { disks, ..before });
+        let stands_on = if told { &id } else { &scene.b };
+        scene.f.store.settle(&mut sandbox, Some(stands_on.as_str())).unwrap();
+        let expected = match (told, switched) {
+            (true, _) => planned,
+            (false, true) => Standing { disks: planned.disks, ..before },
+            (false, false) => before,
+        };
+        assert_eq!(sandbox.record().standing, expected);
+        assert_eq!(sandbox.record().next, None);
+        assert_eq!(scene.f.store.checkpoint(&id).is_ok(), published);
         assert!(scene.f.files().iter().all(|name| !name.ends_with(".tmp")));
         scene.assert_whole_locked(&sandbox);
         drop((machine, sandbox));
@@ -151,9 +146,9 @@ impl Scene {
 }
 
 /// As a machine does that does not take the files it was handed.
-fn let_go(tops: &[File]) {
-    for top in tops {
-        rustix::fs::flock(top, FlockOperation::Unlock).unwrap();
+fn let_go<'a>(files: impl IntoIterator<Item = &'a File>) {
+    for file in files {
+        rustix::fs::flock(file, FlockOperation::Unlock).unwrap();
     }
 }
 
@@ -163,7 +158,7 @@ fn a_rollback_whose_command_died_is_found_out() {
         let scene = Scene::new();
         let mut sandbox = scene.lock();
         let before = sandbox.record().standing.clone();
-        // To where it stands: the number of layers tells nothing then.
+        // To where it stands: the checkpoint tells nothing then.
         let tops = scene.f.store.begin_move(&mut sandbox, &scene.b).unwrap();
         let planned = sandbox.record().next.clone().unwrap().standing;
         drop(sandbox);
@@ -172,8 +167,7 @@ fn a_rollback_whose_command_died_is_found_out() {
         }
 
         let mut sandbox = scene.lock();
-        let settled = scene.f.store.settle(&mut sandbox, before.memory.len()).unwrap();
-        assert_eq!(settled, Settled::Known);
+        scene.f.store.settle(&mut sandbox, Some(scene.b.as_str())).unwrap();
         let expected = if moved { &planned } else { &before };
         assert_eq!(sandbox.record().standing, *expected);
         drop((tops, sandbox));
