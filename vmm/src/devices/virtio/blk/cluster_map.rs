@@ -2,8 +2,10 @@
 //!
 //! One number per cluster, in leaves that are made when first needed: finding a cluster takes one
 //! look however many layers there are, and a sparsely written disk costs little memory whatever
-//! its size. The map also knows which leaves the top layer is in, so that sealing it takes time by
-//! what was written and not by the disk's size.
+//! its size. The map also knows where the top layer is, so that sealing it takes time by what was
+//! written and not by the disk's size.
+
+use std::ops::Range;
 
 use super::sealed_map::{Run, SealedMap};
 
@@ -22,8 +24,8 @@ pub(super) const BASE: LayerNumber = 0;
 #[derive(Debug)]
 struct Leaf {
     layers: [LayerNumber; LEAF_CLUSTERS],
-    /// The top layer may hold some of these clusters.
-    has_top: bool,
+    /// The top layer holds none but some of these places.
+    top: Range<usize>,
 }
 
 /// See the module's documentation.
@@ -34,7 +36,7 @@ pub(super) struct ClusterMap {
     /// zeroed, so that most of it takes no memory.
     table: Vec<u32>,
     leaves: Vec<Box<Leaf>>,
-    /// Places in `table` of the leaves with `has_top`, in any order.
+    /// Places in `table` of the leaves that the top layer is in, in any order.
     with_top: Vec<usize>,
     top: LayerNumber,
 }
@@ -110,8 +112,10 @@ impl ClusterMap {
             let (Some(leaf), Ok(number)) = (self.leaf(index), u64::try_from(index)) else {
                 continue;
             };
-            let mut cluster = number * CLUSTERS_PER_LEAF;
-            for group in leaf.layers.chunk_by(|a, b| a == b) {
+            let Ok(start) = u64::try_from(leaf.top.start) else { continue };
+            let mut cluster = number * CLUSTERS_PER_LEAF + start;
+            let places = leaf.layers.get(leaf.top.clone()).unwrap_or_default();
+            for group in places.chunk_by(|a, b| a == b) {
                 let count = u64::try_from(group.len()).unwrap_or(CLUSTERS_PER_LEAF);
                 if group.first() == Some(&top) {
                     match runs.last_mut().filter(|run| run.end() == cluster) {
@@ -130,7 +134,7 @@ impl ClusterMap {
         self.top = self.top.checked_add(1)?;
         for index in std::mem::take(&mut self.with_top) {
             if let Some(leaf) = self.leaf_mut(index) {
-                leaf.has_top = false;
+                leaf.top = 0..0;
             }
         }
         Some(())
@@ -144,11 +148,15 @@ impl ClusterMap {
             let (Some(index), place) = position(next) else { return };
             let count = usize::try_from(leaf_end - next).unwrap_or(LEAF_CLUSTERS);
             let Some(leaf) = self.make_leaf(index) else { return };
-            if let Some(places) = leaf.layers.get_mut(place..place + count) {
-                places.fill(top);
+            let places = place..place + count;
+            if let Some(layers) = leaf.layers.get_mut(places.clone()) {
+                layers.fill(top);
             }
-            if !std::mem::replace(&mut leaf.has_top, true) {
+            if leaf.top.is_empty() {
+                leaf.top = places;
                 self.with_top.push(index);
+            } else {
+                leaf.top = leaf.top.start.min(places.start)..leaf.top.end.max(places.end);
             }
             next = leaf_end;
         }
@@ -167,7 +175,7 @@ impl ClusterMap {
     fn make_leaf(&mut self, index: usize) -> Option<&mut Leaf> {
         let entry = self.table.get_mut(index)?;
         if *entry == 0 {
-            self.leaves.push(Box::new(Leaf { layers: [BASE; LEAF_CLUSTERS], has_top: false }));
+            self.leaves.push(Box::new(Leaf { layers: [BASE; LEAF_CLUSTERS], top: 0..0 }));
             *entry = u32::try_from(self.leaves.len()).ok()?;
         }
         self.leaf_mut(index)
