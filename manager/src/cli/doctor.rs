@@ -1,7 +1,6 @@
 //! `coppice doctor`: what this host can do, in plain words.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use coppice_manager::doctor::{self, Report, Status};
@@ -31,11 +30,9 @@ pub(super) async fn run(args: &Args) -> u8 {
     };
     let report = doctor::examine(&vmm, &Home::from_env(), &workdir::base()).await;
     let text = if args.json { json(&report) } else { plain(&report) };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Ok(()) => report.code,
-        Err(error) => {
-            super::fail(&Failure::new(Class::Host, error, "see where standard output goes"))
-        }
+    match super::print(&text) {
+        0 => report.code,
+        failed => failed,
     }
 }
 

@@ -1,11 +1,16 @@
 //! Command line of `coppice`: arguments here, one module per command.
 
 mod doctor;
+mod fsck;
 mod input;
+mod ls;
 mod output;
+mod rm;
 mod run;
 mod session;
+mod table;
 mod terminal;
+mod tree;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -39,6 +44,15 @@ enum Command {
     Run(Box<run::Args>),
     /// Say what this host can do and what to do about what it lacks
     Doctor(doctor::Args),
+    /// List the sandboxes
+    Ls(ls::Args),
+    /// Draw the tree of checkpoints, and where each sandbox stands
+    Tree(tree::Args),
+    /// Remove checkpoints, or sandboxes that ended
+    #[command(after_help = rm::HELP)]
+    Rm(rm::Args),
+    /// Check the store of checkpoints
+    Fsck(fsck::Args),
 }
 
 /// Parses the arguments, runs the command and returns its exit code.
@@ -64,6 +78,10 @@ pub(crate) fn main() -> ExitCode {
         match cli.command {
             Command::Run(args) => run::run(*args).await,
             Command::Doctor(args) => doctor::run(&args).await,
+            Command::Ls(args) => ls::run(&args),
+            Command::Tree(args) => tree::run(&args),
+            Command::Rm(args) => rm::run(&args),
+            Command::Fsck(args) => fsck::run(&args),
         }
     });
     // A thread may still sit in a read of standard input; the end of the process ends it.
@@ -76,6 +94,14 @@ fn fail(failure: &Failure) -> u8 {
     // There is nobody to tell when standard error is gone.
     let _ = writeln!(std::io::stderr(), "coppice: {failure}");
     failure.class.exit_code()
+}
+
+/// Writes the result of a command to standard output; 0, or the exit code of the failure.
+fn print(text: &str) -> u8 {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Ok(()) => 0,
+        Err(error) => fail(&Failure::new(Class::Host, error, "see where standard output goes")),
+    }
 }
 
 /// The table of exit codes for `--help`.
