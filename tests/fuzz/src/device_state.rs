@@ -32,7 +32,7 @@ pub fn run(data: &[u8]) {
 }
 
 fn virtio(machine: &mut Machine, input: &mut Input<'_>) {
-    if input.u8() % 4 != 0 {
+    if !input.u8().is_multiple_of(4) {
         machine.bring_up(0);
     }
     for _ in 0..input.u8() % 8 {
@@ -78,7 +78,7 @@ fn serial(input: &mut Input<'_>) {
     let _ = serial.restore(&saved);
     serial.revive();
     while !input.is_empty() {
-        let (write, offset, value) = (input.u8() % 2 == 0, input.u8() % 8, input.u8());
+        let (write, offset, value) = (input.u8().is_multiple_of(2), input.u8() % 8, input.u8());
         if write {
             serial.write(offset.into(), &[value]);
         } else {

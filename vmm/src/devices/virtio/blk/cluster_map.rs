@@ -23,7 +23,7 @@ pub(super) const BASE: LayerNumber = 0;
 
 #[derive(Debug)]
 struct Leaf {
-    layers: [LayerNumber; LEAF_CLUSTERS],
+    layers: Box<[LayerNumber; LEAF_CLUSTERS]>,
     /// The top layer holds none but some of these places.
     top: Range<usize>,
 }
@@ -35,7 +35,7 @@ pub(super) struct ClusterMap {
     /// For each leaf 1 plus its place in `leaves`, or 0 where the base holds all. Allocated
     /// zeroed, so that most of it takes no memory.
     table: Vec<u32>,
-    leaves: Vec<Box<Leaf>>,
+    leaves: Vec<Leaf>,
     /// Places in `table` of the leaves that the top layer is in, in any order.
     with_top: Vec<usize>,
     top: LayerNumber,
@@ -164,18 +164,18 @@ impl ClusterMap {
 
     fn leaf(&self, index: usize) -> Option<&Leaf> {
         let place = usize::try_from(self.table.get(index)?.checked_sub(1)?).ok()?;
-        self.leaves.get(place).map(Box::as_ref)
+        self.leaves.get(place)
     }
 
     fn leaf_mut(&mut self, index: usize) -> Option<&mut Leaf> {
         let place = usize::try_from(self.table.get(index)?.checked_sub(1)?).ok()?;
-        self.leaves.get_mut(place).map(Box::as_mut)
+        self.leaves.get_mut(place)
     }
 
     fn make_leaf(&mut self, index: usize) -> Option<&mut Leaf> {
         let entry = self.table.get_mut(index)?;
         if *entry == 0 {
-            self.leaves.push(Box::new(Leaf { layers: [BASE; LEAF_CLUSTERS], top: 0..0 }));
+            self.leaves.push(Leaf { layers: Box::new([BASE; LEAF_CLUSTERS]), top: 0..0 });
             *entry = u32::try_from(self.leaves.len()).ok()?;
         }
         self.leaf_mut(index)

@@ -24,7 +24,6 @@ pub(in super::super) struct Machine<D> {
     pub(in super::super) ram: Arc<GuestRam>,
     pub(in super::super) device: Arc<Mutex<D>>,
     pub(in super::super) drivers: Vec<Driver>,
-    pub(in super::super) line: Arc<EventFd>,
     transport: MmioTransport,
     kicks: Vec<Arc<EventFd>>,
 }
@@ -46,12 +45,12 @@ impl<D: VirtioDevice + 'static> Machine<D> {
     /// A machine whose driver was not loaded.
     fn new(device: D) -> Self {
         let ram = memory();
-        let (interrupt, line) = interrupt();
+        let (interrupt, _) = interrupt();
         let device = Arc::new(Mutex::new(device));
         let transport = MmioTransport::new(device.clone(), Arc::clone(&ram), interrupt);
         let count = transport.queue_count();
         let kicks = (0..count).map(|_| Arc::new(EventFd::new(EFD_NONBLOCK).unwrap())).collect();
-        Self { ram, device, drivers: Vec::new(), line, transport, kicks }
+        Self { ram, device, drivers: Vec::new(), transport, kicks }
     }
 
     /// Loads the driver, which accepts all that it is offered.

@@ -8,10 +8,10 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 use vm_memory::{Bytes as _, GuestAddress};
 
+use super::super::super::testing::{check_hostile, edits};
 use super::driver::{EVENT_BUFFERS, Guest, packet, reply};
 use super::single::{data, line, open};
 use crate::devices::virtio::VirtioDevice as _;
-use crate::devices::virtio::testing::{check_hostile, edits};
 use crate::devices::virtio::vsock::packet::Op;
 use crate::devices::virtio::vsock::{Vsock, VsockConfig, VsockError};
 
