@@ -1,38 +1,24 @@
-//! The memory map the guest is told: RAM, the ACPI tables, and what it must leave alone.
+//! The memory map the guest is told: RAM, and what it must leave alone.
 
 use vm_memory::{Address, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::memory::GuestRam;
-use crate::memory::layout::{
-    ACPI_TABLES, ACPI_TABLES_SIZE, KERNEL_START, RESET_VECTOR, VMGENID_PAGE,
-};
+use crate::memory::layout::{ACPI_TABLES, KERNEL_START};
 
 /// First byte of the kilobyte that PCs keep for the BIOS; kernels look for it there.
 const EBDA: u64 = 0x9_FC00;
-/// First byte of the area of video memory and ROMs.
-const LEGACY_AREA: u64 = 0xA_0000;
-/// The generation ID has a page to itself.
-const VMGENID_SIZE: u64 = 0x1000;
-/// First byte of the page with the reset vector, the last one below [`KERNEL_START`].
-const RESET_PAGE: u64 = RESET_VECTOR & !0xFFF;
-
-/// Ranges that are never offered as RAM, in order.
-const FIXED: [Range; 4] = [
-    Range { start: EBDA, end: LEGACY_AREA, kind: Kind::Reserved },
-    Range { start: ACPI_TABLES, end: ACPI_TABLES + ACPI_TABLES_SIZE, kind: Kind::Acpi },
-    Range { start: VMGENID_PAGE, end: VMGENID_PAGE + VMGENID_SIZE, kind: Kind::Reserved },
-    Range { start: RESET_PAGE, end: KERNEL_START, kind: Kind::Reserved },
-];
+/// What stands in for firmware, up to the first mebibyte: the ACPI tables, the generation ID and
+/// the reset vector. It is one range because kernels walk the whole map for every large page they
+/// could map: four ranges here cost a boot more than half a millisecond.
+const FIRMWARE: Range = Range { start: ACPI_TABLES, end: KERNEL_START, kind: Kind::Reserved };
 
 /// What a range is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Free for the kernel.
     Ram,
-    /// Not to be touched.
+    /// To be left as it is.
     Reserved,
-    /// Holds ACPI tables, to be kept until they were read.
-    Acpi,
 }
 
 impl Kind {
@@ -41,7 +27,6 @@ impl Kind {
         match self {
             Self::Ram => 1,
             Self::Reserved => 2,
-            Self::Acpi => 3,
         }
     }
 }
@@ -77,11 +62,11 @@ pub(super) fn ram_ranges(ram: &GuestRam) -> Vec<(u64, u64)> {
 
 /// The map of a machine with this RAM: ordered, without overlaps.
 pub(super) fn memory_map(ram: &[(u64, u64)]) -> Vec<Range> {
-    let mut map = Vec::with_capacity(ram.len().saturating_add(FIXED.len() + 1));
+    let mut map = Vec::with_capacity(ram.len().saturating_add(2));
     for (start, end) in ram {
         push_ram(&mut map, *start, (*end).min(EBDA));
     }
-    map.extend(FIXED);
+    map.push(FIRMWARE);
     for (start, end) in ram {
         push_ram(&mut map, (*start).max(KERNEL_START), *end);
     }
@@ -99,7 +84,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::layout::{HOLE_END, HOLE_START};
+    use crate::memory::layout::{
+        ACPI_TABLES_SIZE, HOLE_END, HOLE_START, RESET_VECTOR, VMGENID_PAGE,
+    };
 
     const MIB: u64 = 1 << 20;
 
@@ -138,13 +125,17 @@ mod tests {
         }
 
         #[test]
-        fn what_the_firmware_owns_is_never_ram(mib in 64..=16 * 1024u64) {
+        fn what_the_firmware_owns_is_reserved_and_never_ram(mib in 64..=16 * 1024u64) {
             let owned =
-                [(ACPI_TABLES, ACPI_TABLES_SIZE), (VMGENID_PAGE, VMGENID_SIZE), (RESET_VECTOR, 16)];
-            for range in memory_map(&machine(mib)).iter().filter(|r| r.kind == Kind::Ram) {
-                for (start, len) in owned {
-                    prop_assert!(range.end <= start || range.start >= start + len);
-                }
+                [(ACPI_TABLES, ACPI_TABLES_SIZE), (VMGENID_PAGE, 0x1000), (RESET_VECTOR, 16)];
+            let map = memory_map(&machine(mib));
+            for (start, len) in owned {
+                let holds = |range: &Range| range.start <= start && start + len <= range.end;
+                let owner = map.iter().find(|range| holds(range)).map(|range| range.kind);
+                prop_assert_eq!(owner, Some(Kind::Reserved));
+            }
+            for range in map.iter().filter(|range| range.kind == Kind::Ram) {
+                prop_assert!(range.end <= FIRMWARE.start || range.start >= FIRMWARE.end);
                 prop_assert!(range.end <= HOLE_START || range.start >= HOLE_END);
             }
         }
