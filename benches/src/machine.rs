@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail};
-use coppice_vmm_protocol::{
-    ConsoleSpec, ControlSocket, DiskSpec, MachineSpec, Op, Reply, Request, ResultBody,
-};
+use coppice_vmm_protocol::{BootSpec, ConsoleSpec, ControlSocket, DiskSpec, MachineSpec, Op, Reply, Request, ResultBody, Start};
 use serde_json::json;
 
 /// What every contender boots.
@@ -117,10 +115,8 @@ fn start_coppice(vmm: &Path, guest: &Guest, options: &str) -> anyhow::Result<Run
     let spec = MachineSpec {
         vcpus: guest.vcpus,
         memory_mib: guest.memory_mib,
-        kernel: 0,
-        initrd: None,
-        cmdline: format!("{options} root=/dev/vda ro"),
-        disks: vec![DiskSpec { fd: 1, read_only: true, overlay: None, serial: "root".into() }],
+        start: Start::Boot(BootSpec { kernel: 0, initrd: None, cmdline: format!("{options} root=/dev/vda ro") }),
+        disks: vec![DiskSpec { fd: 1, read_only: true, overlay: None, layers: Vec::new(), serial: "root".into() }],
         vsock: None,
         console: Some(ConsoleSpec { input: None, output: Some(2) }),
         rng: false,

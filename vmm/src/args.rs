@@ -11,12 +11,14 @@ coppice-vmm: one microVM in one process, on KVM
 
 Usage:
   coppice-vmm --control-fd N   serve one machine on the inherited socket N
+  coppice-vmm --listen-fd N    serve one machine to whoever connects to the inherited socket N
   coppice-vmm probe            print what this host's /dev/kvm can do, as JSON
   coppice-vmm --help | --version
 
 --control-fd N names a connected SOCK_SEQPACKET Unix socket. Each packet is one JSON
 value: requests in, replies and events out, files passed along as descriptors. When the
-other end closes, the machine ends at once. People start machines with `coppice run`.
+other end closes, the machine ends at once. --listen-fd N names a listening one: the
+machine then outlives its managers. People start machines with `coppice run`.
 
 Environment:
   COPPICE_LOG   log to standard error: error, warn, info, debug or trace
@@ -38,16 +40,18 @@ pub(crate) enum Args {
     Version,
     /// Look at the host.
     Probe,
-    /// Serve a machine on this descriptor.
+    /// Serve a machine on this connected socket.
     Serve { control_fd: i32 },
+    /// Serve a machine to those who connect to this listening socket.
+    Listen { listen_fd: i32 },
 }
 
 /// What is wrong with a command line.
 #[derive(Debug, PartialEq, Eq, Error)]
 pub(crate) enum ArgsError {
-    #[error("nothing to do: give --control-fd N or probe")]
+    #[error("nothing to do: give --control-fd N, --listen-fd N or probe")]
     Nothing,
-    #[error("--control-fd needs a descriptor number from 3 on")]
+    #[error("--control-fd and --listen-fd need a descriptor number from 3 on")]
     Descriptor,
     #[error("the argument {0:?} is not known here")]
     Unknown(String),
@@ -62,11 +66,18 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Args, Ar
         "--help" | "-h" => Args::Help,
         "--version" | "-V" => Args::Version,
         "probe" => Args::Probe,
-        "--control-fd" => descriptor(args.next().map(text).as_deref())?,
-        other => match other.strip_prefix("--control-fd=") {
-            Some(number) => descriptor(Some(number))?,
-            None => return Err(ArgsError::Unknown(first)),
-        },
+        other => {
+            let (name, value) = match other.split_once('=') {
+                Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+                None => (other.to_owned(), None),
+            };
+            let mut number = || value.clone().or_else(|| args.next().map(text));
+            match name.as_str() {
+                "--control-fd" => Args::Serve { control_fd: descriptor(number().as_deref())? },
+                "--listen-fd" => Args::Listen { listen_fd: descriptor(number().as_deref())? },
+                _ => return Err(ArgsError::Unknown(first)),
+            }
+        }
     };
     match args.next() {
         None => Ok(parsed),
@@ -74,9 +85,8 @@ pub(crate) fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Args, Ar
     }
 }
 
-fn descriptor(number: Option<&str>) -> Result<Args, ArgsError> {
-    let number = number.and_then(|n| n.parse().ok()).filter(|n| *n > 2);
-    number.map(|control_fd| Args::Serve { control_fd }).ok_or(ArgsError::Descriptor)
+fn descriptor(number: Option<&str>) -> Result<i32, ArgsError> {
+    number.and_then(|n| n.parse().ok()).filter(|n| *n > 2).ok_or(ArgsError::Descriptor)
 }
 
 #[cfg(test)]
@@ -94,6 +104,7 @@ mod tests {
         assert_eq!(of(&["-V"]), Ok(Args::Version));
         assert_eq!(of(&["--control-fd", "3"]), Ok(Args::Serve { control_fd: 3 }));
         assert_eq!(of(&["--control-fd=17"]), Ok(Args::Serve { control_fd: 17 }));
+        assert_eq!(of(&["--listen-fd", "5"]), Ok(Args::Listen { listen_fd: 5 }));
     }
 
     #[test]

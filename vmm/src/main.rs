@@ -6,7 +6,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use coppice_vmm::control;
+use coppice_vmm::control::{self, Manager};
 use coppice_vmm::sys::{fd, process};
 use coppice_vmm_protocol::ExitReason;
 use tracing::Level;
@@ -30,7 +30,8 @@ fn main() -> ExitCode {
         Ok(Args::Help) => print(USAGE),
         Ok(Args::Version) => print(concat!("coppice-vmm ", env!("CARGO_PKG_VERSION"), "\n")),
         Ok(Args::Probe) => probe(),
-        Ok(Args::Serve { control_fd }) => serve(control_fd, parent),
+        Ok(Args::Serve { control_fd }) => serve(control_fd, false, parent),
+        Ok(Args::Listen { listen_fd }) => serve(listen_fd, true, parent),
         Err(error) => {
             eprintln!("coppice-vmm: {error}; try --help");
             Ok(EXIT_USAGE)
@@ -55,17 +56,20 @@ fn probe() -> anyhow::Result<u8> {
     Ok(if report.kvm { EXIT_OK } else { EXIT_FAILURE })
 }
 
-fn serve(control_fd: i32, parent: u32) -> anyhow::Result<u8> {
-    process::close_inherited_fds(control_fd).context("cannot close inherited descriptors")?;
-    let socket = fd::adopt(control_fd)
-        .with_context(|| format!("descriptor {control_fd} (--control-fd) is not open"))?;
+fn serve(number: i32, listening: bool, parent: u32) -> anyhow::Result<u8> {
+    process::close_inherited_fds(number).context("cannot close inherited descriptors")?;
+    let option = if listening { "--listen-fd" } else { "--control-fd" };
+    let socket =
+        fd::adopt(number).with_context(|| format!("descriptor {number} ({option}) is not open"))?;
+    let kind = if listening { "listening" } else { "connected" };
     anyhow::ensure!(
-        fd::is_unix_socket(std::os::fd::AsFd::as_fd(&socket), libc::SOCK_SEQPACKET, false),
-        "descriptor {control_fd} (--control-fd) is not a SOCK_SEQPACKET Unix socket"
+        fd::is_unix_socket(std::os::fd::AsFd::as_fd(&socket), libc::SOCK_SEQPACKET, listening),
+        "descriptor {number} ({option}) is not a {kind} SOCK_SEQPACKET Unix socket"
     );
+    let manager = if listening { Manager::Listening(socket) } else { Manager::Connected(socket) };
     process::use_one_heap();
     start_log();
-    let reason = control::serve(socket, parent)?;
+    let reason = control::serve(manager, parent)?;
     Ok(match reason {
         ExitReason::PowerOff | ExitReason::Reset | ExitReason::Stopped => EXIT_OK,
         ExitReason::Panic | ExitReason::TripleFault { .. } => EXIT_PANIC,

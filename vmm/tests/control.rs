@@ -3,8 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-mod micro;
-
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::{Command, Stdio};
@@ -13,7 +11,7 @@ use coppice_vmm_protocol::{
     ControlSocket, ErrorKind, ExitReason, Incoming, Op, ResultBody, SocketError, VmState,
 };
 
-use self::micro::{Code, VMM, Vmm, command_with_socket, kvm, null, plain_spec, run};
+use coppice_micro::{Code, Vmm, command_with_socket, kvm, null, plain_spec, run, vmm};
 
 #[test]
 fn requests_out_of_turn_are_refused_and_change_nothing() {
@@ -110,7 +108,7 @@ fn a_manager_that_is_killed_takes_its_machine_with_it() {
     // only the death of the parent can end the machine. The pipe reports it: it is inherited by
     // the machine's process and by nothing else that outlives the shell.
     let (ours, theirs) = ControlSocket::pair().unwrap();
-    let program = format!("true; '{VMM}' --control-fd 3 & echo started; wait");
+    let program = format!("true; '{}' --control-fd 3 & echo started; wait", vmm());
     let mut manager = Command::new("sh")
         .args(["-c", &format!("exec 3<&0 0</dev/null; {program}")])
         .stdin(theirs.into_fd())
@@ -160,7 +158,7 @@ fn descriptors_leaked_by_the_manager_are_not_kept() {
     // A pipe that the process inherits by mistake must end when our copy does.
     let (ours, theirs) = ControlSocket::pair().unwrap();
     let (mut reader, writer) = std::io::pipe().unwrap();
-    let program = format!("'{VMM}' --control-fd 3 7>&1 8>&1 1>/dev/null");
+    let program = format!("'{}' --control-fd 3 7>&1 8>&1 1>/dev/null", vmm());
     let mut command = command_with_socket(&program, theirs.into_fd());
     let child = command.stdout(writer).spawn().unwrap();
     drop(command);
@@ -196,16 +194,23 @@ fn a_machine_that_cannot_be_described_is_refused_by_class() {
         fd: 1,
         read_only: true,
         overlay: None,
+        layers: Vec::new(),
         serial: String::new(),
     };
     let vsock =
         coppice_vmm_protocol::VsockSpec { cid: 3, listener: 1, directory: 2, name: "vsock".into() };
     assert_eq!(refusal(&[kernel], |s| s.vcpus = 0).0, ErrorKind::BadRequest);
     assert_eq!(refusal(&[kernel], |s| s.memory_mib = 1).0, ErrorKind::Memory);
-    assert_eq!(refusal(&[kernel], |s| s.cmdline = "x".repeat(4096)).0, ErrorKind::Cmdline);
+    assert_eq!(
+        refusal(&[kernel], |s| s.boot_mut().unwrap().cmdline = "x".repeat(4096)).0,
+        ErrorKind::Cmdline
+    );
     assert_eq!(refusal(&[kernel, null], |s| s.disks.push(disk)).0, ErrorKind::Disk);
     assert_eq!(refusal(&[kernel, null, null], |s| s.vsock = Some(vsock)).0, ErrorKind::Vsock);
-    assert_eq!(refusal(&[kernel, null], |s| s.initrd = Some(1)).0, ErrorKind::Initrd);
+    assert_eq!(
+        refusal(&[kernel, null], |s| s.boot_mut().unwrap().initrd = Some(1)).0,
+        ErrorKind::Initrd
+    );
     assert_eq!(refusal(&[null], |_| {}).0, ErrorKind::Kernel);
     assert_eq!(refusal(&[], |_| {}).0, ErrorKind::BadRequest);
 }
@@ -229,11 +234,13 @@ fn a_kernel_that_cannot_be_loaded_is_refused_by_class() {
         assert_eq!(kind, ErrorKind::Kernel, "{message}");
     }
     let kernel = Code::new().halt().kernel();
-    let (kind, message) = refusal(&[kernel.as_fd(), empty.as_fd()], |s| s.initrd = Some(1));
+    let (kind, message) =
+        refusal(&[kernel.as_fd(), empty.as_fd()], |s| s.boot_mut().unwrap().initrd = Some(1));
     assert_eq!(kind, ErrorKind::Initrd, "{message}");
     let large = file(b"");
     large.set_len(65 << 20).unwrap();
-    let (kind, message) = refusal(&[kernel.as_fd(), large.as_fd()], |s| s.initrd = Some(1));
+    let (kind, message) =
+        refusal(&[kernel.as_fd(), large.as_fd()], |s| s.boot_mut().unwrap().initrd = Some(1));
     assert_eq!(kind, ErrorKind::Memory, "{message}");
 }
 
@@ -266,8 +273,9 @@ fn a_descriptor_that_is_no_control_socket_is_refused() {
     let (status, _, error) = run(&["--control-fd", "99"]);
     assert_eq!(status.code(), Some(1));
     assert!(error.contains("99") && error.lines().count() == 1, "{error}");
-    let output =
-        Command::new("sh").args(["-c", &format!("'{VMM}' --control-fd 3 3</dev/null")]).output();
+    let output = Command::new("sh")
+        .args(["-c", &format!("'{}' --control-fd 3 3</dev/null", vmm())])
+        .output();
     let output = output.unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8(output.stderr).unwrap().contains("SOCK_SEQPACKET"));

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
-mod micro;
-
 use coppice_vmm_protocol::{EventBody, ExitReason, Op, VmState};
 
-use self::micro::{Code, Vmm, kvm};
+use coppice_micro::{Code, Vmm, kvm};
 
 macro_rules! needs_kvm {
     () => {

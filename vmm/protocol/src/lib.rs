@@ -16,9 +16,12 @@ mod spec;
 mod sys;
 
 pub use message::{
-    ErrorBody, ErrorKind, Event, EventBody, ExitReason, Incoming, Op, Reply, Request, ResultBody,
-    VmState, VmStatus,
+    CheckpointInfo, CheckpointSpec, DiskRollback, ErrorBody, ErrorKind, Event, EventBody,
+    ExitReason, Incoming, Op, Reply, Request, ResultBody, RollbackInfo, RollbackSpec, VmState,
+    VmStatus,
 };
 pub use options::FAST_BOOT_OPTIONS;
 pub use socket::{ControlSocket, MAX_FDS, MAX_PACKET, SocketError};
-pub use spec::{BalloonSpec, ConsoleSpec, DiskSpec, FdIndex, MachineSpec, VsockSpec};
+pub use spec::{
+    BalloonSpec, BootSpec, ChainSpec, ConsoleSpec, DiskSpec, FdIndex, MachineSpec, Start, VsockSpec,
+};

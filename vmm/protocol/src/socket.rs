@@ -11,8 +11,8 @@ use crate::sys;
 /// Longest packet, in bytes.
 pub const MAX_PACKET: usize = 64 * 1024;
 
-/// Most descriptors in one packet.
-pub const MAX_FDS: usize = 32;
+/// Most descriptors in one packet; the kernel's limit is 253 (`SCM_MAX_FD`).
+pub const MAX_FDS: usize = 250;
 
 /// Failures of the control socket.
 #[derive(Debug, Error)]

@@ -17,13 +17,8 @@ pub struct MachineSpec {
     pub vcpus: u8,
     /// Guest RAM in MiB, from 64; above 3,072 the rest is placed over the 4 GiB line.
     pub memory_mib: u32,
-    /// The kernel image: an ELF `vmlinux` or a `bzImage`, open for reading.
-    pub kernel: FdIndex,
-    /// An initial RAM disk, open for reading.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub initrd: Option<FdIndex>,
-    /// Kernel command line as the user wants it; the VMM adds nothing to it.
-    pub cmdline: String,
+    /// What the machine starts from.
+    pub start: Start,
     /// Block devices in the order the guest sees them (`vda`, `vdb`, ...), at most 8.
     #[serde(default)]
     pub disks: Vec<DiskSpec>,
@@ -41,6 +36,49 @@ pub struct MachineSpec {
     pub balloon: Option<BalloonSpec>,
 }
 
+impl MachineSpec {
+    /// What the machine boots, unless it starts from a checkpoint.
+    pub fn boot_mut(&mut self) -> Option<&mut BootSpec> {
+        match &mut self.start {
+            Start::Boot(boot) => Some(boot),
+            Start::Checkpoint(_) => None,
+        }
+    }
+}
+
+/// What a machine starts from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Start {
+    /// A kernel that boots.
+    Boot(BootSpec),
+    /// A checkpoint of a machine with the same vCPUs, memory and devices.
+    Checkpoint(ChainSpec),
+}
+
+/// A kernel and what goes with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BootSpec {
+    /// The kernel image: an ELF `vmlinux` or a `bzImage`, open for reading.
+    pub kernel: FdIndex,
+    /// An initial RAM disk, open for reading.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initrd: Option<FdIndex>,
+    /// Kernel command line as the user wants it; the VMM adds nothing to it.
+    pub cmdline: String,
+}
+
+/// A checkpoint and all it stands on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChainSpec {
+    /// Name of the checkpoint, for `VmStatus::checkpoint`; at most 64 bytes.
+    pub id: String,
+    /// Checkpoint files, open for reading: the root first, the checkpoint itself last.
+    pub layers: Vec<FdIndex>,
+}
+
 /// One block device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,6 +92,10 @@ pub struct DiskSpec {
     /// machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlay: Option<FdIndex>,
+    /// Sealed layers between `fd` and `overlay`, the lowest first, open for reading: those of the
+    /// checkpoint the machine starts from, whose files say which clusters each one holds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<FdIndex>,
     /// What GET_ID answers, at most 20 bytes of ASCII.
     pub serial: String,
 }

@@ -49,8 +49,7 @@ impl Spare {
     /// When the host has no memory.
     pub fn new(pages: u64) -> Result<Self, CaptureError> {
         let bytes = bytes_of(pages.saturating_add(pages / 4).saturating_add(256));
-        let buffer =
-            Buffer::new(bytes).map_err(|source| CaptureError::Memory { bytes, source })?;
+        let buffer = Buffer::new(bytes).map_err(|source| CaptureError::Memory { bytes, source })?;
         Ok(Self(Some(buffer)))
     }
 
@@ -86,11 +85,7 @@ struct Copied {
 }
 
 impl Copied {
-    fn new(
-        ram: &GuestRam,
-        runs: impl Iterator<Item = Range<u64>>,
-        mut buffer: Buffer,
-    ) -> Self {
+    fn new(ram: &GuestRam, runs: impl Iterator<Item = Range<u64>>, mut buffer: Buffer) -> Self {
         let mut places = Vec::new();
         let mut at = 0;
         for run in runs {
@@ -119,12 +114,8 @@ impl Capture {
     ///
     /// # Errors
     /// When the host has no memory.
-    pub fn copy(
-        ram: &GuestRam,
-        selection: Selection,
-        spare: Spare,
-    ) -> Result<Self, CaptureError> {
-        let buffer = spare.take(selection.len())?;
+    pub fn copy(ram: &GuestRam, selection: Selection, spare: Spare) -> Result<Self, CaptureError> {
+        let buffer = spare.take(selection.page_count())?;
         let copied = Copied::new(ram, selection.pages().runs(), buffer);
         Ok(Self { selection, copied, protected: None })
     }

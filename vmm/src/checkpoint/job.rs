@@ -86,9 +86,7 @@ impl Job {
     /// # Errors
     /// When the host has no room for a thread; nothing was written.
     pub fn start(order: Order) -> Result<Self, JobError> {
-        let done = Arc::new(
-            EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(JobError::Thread)?,
-        );
+        let done = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(JobError::Thread)?);
         let result = Arc::new(Mutex::new(None));
         let pages = order.capture.selection().pages().clone();
         let (tell, put) = (Arc::clone(&done), Arc::clone(&result));

@@ -132,15 +132,14 @@ impl Protected {
         let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let shared = Arc::new(Shared { ram, uffd, registered, pages: protected, state, stop });
         let served = Arc::clone(&shared);
-        let thread = Builder::new().name("write-faults".into()).stack_size(STACK_SIZE).spawn(
-            move || {
+        let thread =
+            Builder::new().name("write-faults".into()).stack_size(STACK_SIZE).spawn(move || {
                 if let Err(error) = served.serve() {
                     tracing::error!(%error, "writers to protected pages cannot be answered");
                     // Whoever waits must go on: without the copy rather than never.
                     served.release_all();
                 }
-            },
-        )?;
+            })?;
         Ok(Self { shared, fetched: Vec::new(), thread: Some(thread) })
     }
 
@@ -159,8 +158,7 @@ impl Protected {
                 page += 1;
                 continue;
             }
-            let waits =
-                |page: u64| self.shared.pages.contains(page) && !state.taken.contains(page);
+            let waits = |page: u64| self.shared.pages.contains(page) && !state.taken.contains(page);
             let end = (page..pages.end).find(|page| !waits(*page)).unwrap_or(pages.end);
             if end == page {
                 page += 1;

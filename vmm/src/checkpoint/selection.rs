@@ -46,7 +46,7 @@ impl Selection {
     }
 
     /// Number of pages whose content is needed.
-    pub fn len(&self) -> u64 {
+    pub fn page_count(&self) -> u64 {
         self.pages.len()
     }
 
@@ -74,19 +74,22 @@ mod tests {
     #[test]
     fn a_first_checkpoint_closes_gaps_without_taking_their_pages() {
         let selection = Selection::first(set([1, 40, 200]));
-        assert_eq!((selection.runs(), selection.len()), (&[1..41, 200..201][..], 3));
+        assert_eq!((selection.runs(), selection.page_count()), (&[1..41, 200..201][..], 3));
     }
 
     #[test]
     fn a_later_checkpoint_with_few_runs_takes_what_was_written_and_no_more() {
         let selection = Selection::later(set([1, 3]));
-        assert_eq!((selection.runs(), selection.len()), (&[1..2, 3..4][..], 2));
+        assert_eq!((selection.runs(), selection.page_count()), (&[1..2, 3..4][..], 2));
     }
 
     #[test]
     fn scattered_writes_are_brought_together_until_there_are_few_runs() {
         let selection = Selection::later(set((0..1 << 16).step_by(4)));
         assert!(selection.runs().len() <= MAX_RUNS, "{}", selection.runs().len());
-        assert_eq!(selection.len(), selection.runs().iter().map(|r| r.end - r.start).sum::<u64>());
+        assert_eq!(
+            selection.page_count(),
+            selection.runs().iter().map(|r| r.end - r.start).sum::<u64>()
+        );
     }
 }

@@ -4,17 +4,20 @@
 //! the process to end, and for the console's host side. Whatever ends the machine, the same few
 //! lines take it apart and tell the manager why.
 
+mod managers;
+
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 
 use coppice_vmm_protocol::{
-    ControlSocket, ErrorBody, ErrorKind, Event, EventBody, ExitReason, Op, Reply, Request,
-    ResultBody, SocketError, VmState,
+    ErrorBody, ErrorKind, Event, EventBody, ExitReason, Op, Reply, Request, ResultBody,
+    SocketError, VmState,
 };
 use thiserror::Error;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use crate::sys::fd::set_nonblocking;
+pub use self::managers::Manager;
+use self::managers::{ConnectionId, Managers};
 use crate::sys::process::{parent_id, set_parent_death_signal};
 use crate::sys::signal::{SignalFd, install_kick_handler};
 use crate::vm::Lifecycle;
@@ -42,35 +45,42 @@ pub enum ServeError {
     Control(#[source] SocketError),
 }
 
+/// What an event is about. From [`FIRST_CONNECTION`] on, the number is a connection's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 enum Token {
-    Control,
+    Listener,
     Guest,
     Signal,
     Console,
+    Written,
 }
 
+const FIRST_CONNECTION: ConnectionId = 16;
+
 struct Server {
-    socket: ControlSocket,
+    managers: Managers,
     epoll: Epoll,
     signals: SignalFd,
     lifecycle: Lifecycle,
     parent: u32,
-    /// The console's descriptor while it is watched.
-    console: Option<RawFd>,
+    /// Descriptors that are watched only at times.
+    watched: [(Token, Option<RawFd>); 3],
+    /// Who asked for the checkpoint under way, and with which request; the manager that may still
+    /// commit it.
+    asker: Option<(ConnectionId, u64)>,
 }
 
 /// Serves one machine until it ends, and says why it did. `parent` is the process ID of the
-/// manager, as seen before anything else was done.
+/// process that started this one, as seen before anything else was done.
 ///
-/// The manager is told with the last packet if it still listens. When this returns, the machine
-/// is gone.
+/// Managers are told with the last packet if they still listen. When this returns, the machine is
+/// gone.
 ///
 /// # Errors
 /// [`ServeError`] when the process, not the machine, cannot go on; the machine is gone then too.
-pub fn serve(socket: OwnedFd, parent: u32) -> Result<ExitReason, ServeError> {
-    let mut server = Server::new(socket, parent)?;
+pub fn serve(manager: Manager, parent: u32) -> Result<ExitReason, ServeError> {
+    let mut server = Server::new(manager, parent)?;
     let result = server.run();
     server.lifecycle.end();
     let reason = match &result {
@@ -79,48 +89,45 @@ pub fn serve(socket: OwnedFd, parent: u32) -> Result<ExitReason, ServeError> {
     };
     tracing::info!(?reason, "the machine ended");
     if reason == ExitReason::Panic {
-        server.tell(EventBody::Panicked {});
+        server.managers.tell_all(&Event { event: EventBody::Panicked {} });
     }
-    server.tell(EventBody::Exited { reason });
+    server.managers.tell_all(&Event { event: EventBody::Exited { reason } });
     result
 }
 
 impl Server {
-    fn new(socket: OwnedFd, parent: u32) -> Result<Self, ServeError> {
+    fn new(manager: Manager, parent: u32) -> Result<Self, ServeError> {
         let setup = |step| move |source| ServeError::Setup { step, source };
-        set_nonblocking(socket.as_fd()).map_err(setup("prepare its control socket"))?;
+        let managers = Managers::new(manager, FIRST_CONNECTION)
+            .map_err(setup("prepare its control socket"))?;
         let signals = SignalFd::new(&[libc::SIGTERM, libc::SIGINT, PARENT_SIGNAL])
             .map_err(setup("receive signals"))?;
-        set_parent_death_signal(PARENT_SIGNAL).map_err(setup("follow its parent"))?;
+        if managers.is_attached() {
+            set_parent_death_signal(PARENT_SIGNAL).map_err(setup("follow its parent"))?;
+        }
         install_kick_handler().map_err(setup("handle the vCPU signal"))?;
         let lifecycle = Lifecycle::new().map_err(setup("make its events"))?;
         let epoll = Epoll::new().map_err(setup("wait for events"))?;
-        let server = Self {
-            socket: ControlSocket::new(socket),
-            epoll,
-            signals,
-            lifecycle,
-            parent,
-            console: None,
-        };
-        let watched = [
-            (server.socket.as_raw_fd(), Token::Control),
-            (server.lifecycle.guest_fd(), Token::Guest),
-            (server.signals.as_raw_fd(), Token::Signal),
+        let watched = [(Token::Listener, None), (Token::Console, None), (Token::Written, None)];
+        let mut server = Self { managers, epoll, signals, lifecycle, parent, watched, asker: None };
+        let connections: Vec<_> = server.managers.iter().collect();
+        let fixed = [
+            (Token::Guest as u64, server.lifecycle.guest_fd()),
+            (Token::Signal as u64, server.signals.as_raw_fd()),
         ];
-        for (fd, token) in watched {
+        for (token, fd) in fixed.into_iter().chain(connections) {
             server.watch(fd, token).map_err(setup("wait for events"))?;
         }
+        server.follow().map_err(setup("wait for events"))?;
         Ok(server)
     }
 
-    fn watch(&self, fd: RawFd, token: Token) -> io::Result<()> {
-        let event = EpollEvent::new(EventSet::IN, token as u64);
-        self.epoll.ctl(ControlOperation::Add, fd, event)
+    fn watch(&self, fd: RawFd, token: u64) -> io::Result<()> {
+        self.epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, token))
     }
 
     fn run(&mut self) -> Result<ExitReason, ServeError> {
-        if self.orphaned() {
+        if self.managers.is_attached() && self.orphaned() {
             return Ok(ExitReason::Stopped);
         }
         let mut ready = [EpollEvent::default(); 4];
@@ -131,23 +138,34 @@ impl Server {
                 Err(error) => return Err(ServeError::Wait(error)),
             };
             for event in ready.iter().take(count) {
-                let token = event.data();
-                let end = if token == Token::Control as u64 {
-                    self.on_request()?
-                } else if token == Token::Guest as u64 {
-                    self.lifecycle.guest_end()
-                } else if token == Token::Signal as u64 {
-                    self.on_signal()?
-                } else {
-                    self.lifecycle.console_event();
-                    None
-                };
-                if let Some(reason) = end {
+                if let Some(reason) = self.on_event(event.data())? {
                     return Ok(reason);
                 }
+                // At once: a descriptor that was closed may come back as another one.
+                self.follow().map_err(ServeError::Wait)?;
             }
-            self.follow_console()?;
         }
+    }
+
+    fn on_event(&mut self, token: u64) -> Result<Option<ExitReason>, ServeError> {
+        const LISTENER: u64 = Token::Listener as u64;
+        const GUEST: u64 = Token::Guest as u64;
+        const SIGNAL: u64 = Token::Signal as u64;
+        const CONSOLE: u64 = Token::Console as u64;
+        const WRITTEN: u64 = Token::Written as u64;
+        match token {
+            LISTENER => {
+                if let Some((id, fd)) = self.managers.accept().map_err(ServeError::Wait)? {
+                    self.watch(fd, id).map_err(ServeError::Wait)?;
+                }
+            }
+            GUEST => return Ok(self.lifecycle.guest_end()),
+            SIGNAL => return self.on_signal(),
+            CONSOLE => self.lifecycle.console_event(),
+            WRITTEN => self.on_written()?,
+            connection => return self.on_request(connection),
+        }
+        Ok(None)
     }
 
     /// Whether the parent this process was started by is gone.
@@ -160,7 +178,8 @@ impl Server {
     /// come again when the rest of the parent ends.
     fn on_signal(&mut self) -> Result<Option<ExitReason>, ServeError> {
         while let Some(signal) = self.signals.take().map_err(ServeError::Wait)? {
-            if signal != PARENT_SIGNAL || self.orphaned() {
+            let of_parent = signal == PARENT_SIGNAL;
+            if !of_parent || (self.managers.is_attached() && self.orphaned()) {
                 tracing::info!(signal, "asked to end by a signal");
                 return Ok(Some(ExitReason::Stopped));
             }
@@ -168,63 +187,100 @@ impl Server {
         Ok(None)
     }
 
+    /// The checkpoint under way is written, or is not going to be.
+    fn on_written(&mut self) -> Result<(), ServeError> {
+        let Some(result) = self.lifecycle.written() else { return Ok(()) };
+        match self.asker {
+            Some((connection, id)) => self.answer(connection, id, result),
+            None => Ok(()),
+        }
+    }
+
     /// Takes one request and answers it.
-    fn on_request(&mut self) -> Result<Option<ExitReason>, ServeError> {
-        let (packet, fds) = match self.socket.receive::<serde_json::Value>() {
+    fn on_request(&mut self, connection: ConnectionId) -> Result<Option<ExitReason>, ServeError> {
+        let Some(socket) = self.managers.get(connection) else { return Ok(None) };
+        let (packet, fds) = match socket.receive::<serde_json::Value>() {
             Ok(received) => received,
-            // The manager is gone, orderly or not.
-            Err(SocketError::Closed) => return Ok(Some(ExitReason::Stopped)),
+            Err(SocketError::Closed) => return Ok(self.on_close(connection)),
             Err(SocketError::Io(e)) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
             Err(SocketError::Json(error)) => {
-                self.answer(0, bad_request(&error))?;
+                self.answer(connection, 0, bad_request(&error))?;
                 return Ok(None);
             }
-            Err(error) => return Err(ServeError::Control(error)),
+            Err(error) if self.managers.is_attached() => return Err(ServeError::Control(error)),
+            Err(error) => {
+                tracing::warn!(%error, "a manager broke the protocol");
+                return Ok(self.on_close(connection));
+            }
         };
         let id = packet.get("id").and_then(serde_json::Value::as_u64).unwrap_or(0);
         let request = match serde_json::from_value::<Request>(packet) {
             Ok(request) => request,
             Err(error) => {
-                self.answer(id, bad_request(&error))?;
+                self.answer(connection, id, bad_request(&error))?;
                 return Ok(None);
             }
         };
         let stop = matches!(request.op, Op::Stop {});
-        let result = self.lifecycle.request(request.op, fds);
-        self.answer(id, result)?;
+        match self.lifecycle.request(request.op, fds) {
+            Some(result) => self.answer(connection, id, result)?,
+            None => self.asker = Some((connection, id)),
+        }
         Ok(stop.then_some(ExitReason::Stopped))
     }
 
-    fn answer(&self, id: u64, result: ResultBody) -> Result<(), ServeError> {
-        match self.socket.send(&Reply { id, result }, &[]) {
-            // A manager that went away is noticed when its socket is read.
-            Ok(()) | Err(SocketError::Closed) => Ok(()),
-            Err(error) => Err(ServeError::Control(error)),
+    /// A manager is gone, orderly or not.
+    fn on_close(&mut self, connection: ConnectionId) -> Option<ExitReason> {
+        if self.managers.is_attached() {
+            return Some(ExitReason::Stopped);
+        }
+        self.managers.close(connection);
+        if self.asker.is_some_and(|(asker, _)| asker == connection) {
+            self.asker = None;
+            self.lifecycle.abandon();
+        }
+        None
+    }
+
+    fn answer(
+        &self,
+        connection: ConnectionId,
+        id: u64,
+        result: ResultBody,
+    ) -> Result<(), ServeError> {
+        match self.managers.answer(connection, &Reply { id, result }) {
+            Err(error) if self.managers.is_attached() => Err(ServeError::Control(error)),
+            Err(error) => {
+                tracing::warn!(%error, "a manager does not take its answers");
+                Ok(())
+            }
+            Ok(()) => Ok(()),
         }
     }
 
-    /// Sends an event to a manager that may be gone.
-    fn tell(&self, event: EventBody) {
-        if let Err(error) = self.socket.send(&Event { event }, &[]) {
-            tracing::debug!(%error, "the manager was not told");
+    /// Watches what is of interest now: the listener while there is room, the console while the
+    /// guest runs, the checkpoint while one is written.
+    fn follow(&mut self) -> io::Result<()> {
+        let running = self.lifecycle.state() == VmState::Running;
+        let wanted = [
+            self.managers.listener(),
+            self.lifecycle.console_fd().filter(|_| running),
+            self.lifecycle.writing_fd(),
+        ];
+        for ((token, watched), wanted) in self.watched.iter_mut().zip(wanted) {
+            if *watched == wanted {
+                continue;
+            }
+            if let Some(fd) = *watched {
+                // A descriptor that was closed is not watched any more by itself.
+                let _ = self.epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());
+            }
+            if let Some(fd) = wanted {
+                let event = EpollEvent::new(EventSet::IN, *token as u64);
+                self.epoll.ctl(ControlOperation::Add, fd, event)?;
+            }
+            *watched = wanted;
         }
-    }
-
-    /// Watches the console while the guest runs, and not while it is paused.
-    fn follow_console(&mut self) -> Result<(), ServeError> {
-        let wanted = match self.lifecycle.state() {
-            VmState::Running => self.lifecycle.console_fd(),
-            VmState::Empty | VmState::Created | VmState::Paused | VmState::Exited => None,
-        };
-        match (self.console, wanted) {
-            (None, Some(fd)) => self.watch(fd, Token::Console).map_err(ServeError::Wait)?,
-            (Some(fd), None) => self
-                .epoll
-                .ctl(ControlOperation::Delete, fd, EpollEvent::default())
-                .map_err(ServeError::Wait)?,
-            (None, None) | (Some(_), Some(_)) => {}
-        }
-        self.console = wanted;
         Ok(())
     }
 }

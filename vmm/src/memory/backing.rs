@@ -83,8 +83,7 @@ impl Layer {
     /// The layer in an opened checkpoint.
     fn new(layer: usize, image: &Image) -> Result<Self, BackingError> {
         let stat = |source| BackingError::Stat { layer, source };
-        let index =
-            image.page_index().map_err(|source| BackingError::Layer { layer, source })?;
+        let index = image.page_index().map_err(|source| BackingError::Layer { layer, source })?;
         let file = image.file().try_clone().map_err(stat)?;
         let metadata = file.metadata().map_err(stat)?;
         Ok(Self { file, index, id: (metadata.dev(), metadata.ino()) })
@@ -222,10 +221,8 @@ impl Backing {
     /// When the file is not what was just written.
     pub fn advance(&mut self, image: &Image) -> Result<(), BackingError> {
         let layer = Layer::new(self.depth(), image)?;
-        let mut chain = Chain {
-            layers: self.current.layers.clone(),
-            view: self.current.view.clone(),
-        };
+        let mut chain =
+            Chain { layers: self.current.layers.clone(), view: self.current.view.clone() };
         chain.push(Arc::new(layer))?;
         self.current = Arc::new(chain);
         Ok(())
@@ -291,11 +288,8 @@ fn longest_runs(view: &View) -> u64 {
         return 1;
     }
     let all = 0..view.ram_pages();
-    let mut lengths: Vec<_> = view
-        .runs(all)
-        .filter(|run| run.source != Source::Zero)
-        .map(|run| run.count)
-        .collect();
+    let mut lengths: Vec<_> =
+        view.runs(all).filter(|run| run.source != Source::Zero).map(|run| run.count).collect();
     lengths.sort_unstable_by(|a, b| b.cmp(a));
     // One more than the first that is too many, in case of equal lengths.
     lengths.get(MAX_MAPPINGS).map_or(1, |length| length + 1)

@@ -63,6 +63,30 @@ fn status_flags(fd: BorrowedFd<'_>) -> io::Result<libc::c_int> {
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })
 }
 
+/// Takes in one who connected to a listening socket; the new descriptor is close-on-exec.
+///
+/// # Errors
+/// Those of `accept4`, such as `WouldBlock` on a non-blocking socket that nobody waits at.
+pub fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let fd = loop {
+        // SAFETY: no address is asked for, so no memory is involved.
+        let fd = unsafe {
+            libc::accept4(
+                listener.as_raw_fd(),
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+                libc::SOCK_CLOEXEC,
+            )
+        };
+        match check(fd) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => break other?,
+        }
+    };
+    // SAFETY: the call succeeded, so the descriptor is open and owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Whether it is a Unix socket of this type (`SOCK_STREAM`, `SOCK_SEQPACKET`) and, when
 /// `listening`, one that takes connections.
 pub fn is_unix_socket(fd: BorrowedFd<'_>, kind: libc::c_int, listening: bool) -> bool {

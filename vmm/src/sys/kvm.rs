@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvm_bindings::{
-    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, KVM_MEM_LOG_DIRTY_PAGES,
-    KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, kvm_clear_dirty_log,
+    KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE,
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, KVMIO, kvm_clear_dirty_log,
     kvm_clear_dirty_log__bindgen_ty_1, kvm_device_attr, kvm_enable_cap, kvm_run,
     kvm_userspace_memory_region, kvm_xsave,
 };
@@ -22,9 +22,16 @@ use vmm_sys_util::{ioctl_iow_nr, ioctl_iowr_nr};
 
 use super::check;
 
-ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xC0, kvm_clear_dirty_log);
-ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xE1, kvm_device_attr);
-ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xE2, kvm_device_attr);
+/// Request numbers; the macros make functions of them.
+#[allow(missing_docs, reason = "the kernel's documentation says what each request does")]
+mod request {
+    use super::*;
+
+    ioctl_iowr_nr!(KVM_CLEAR_DIRTY_LOG, KVMIO, 0xC0, kvm_clear_dirty_log);
+    ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xE1, kvm_device_attr);
+    ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xE2, kvm_device_attr);
+}
+use request::*;
 
 /// A KVM virtual machine together with the memory in its slots, so that neither can outlive what
 /// it needs. Keep it alive, too, as long as any vCPU of the machine.
@@ -77,7 +84,8 @@ impl<B: Bitmap> VmWithRam<B> {
     /// # Errors
     /// On kernels older than 5.3.
     pub fn keep_dirty_log(&self) -> io::Result<()> {
-        let mut cap = kvm_enable_cap { cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, ..Default::default() };
+        let mut cap =
+            kvm_enable_cap { cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, ..Default::default() };
         cap.args[0] = u64::from(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
         self.vm.enable_cap(&cap).map_err(|e| io::Error::from_raw_os_error(e.errno()))
     }

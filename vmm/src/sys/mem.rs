@@ -154,8 +154,7 @@ pub fn map_file_over<B: Bitmap>(
     let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: the range lies inside a mapping that `region` owns, so nothing else is replaced;
     // guest RAM is only accessed as volatile memory, which may change at any time.
-    let mapped =
-        unsafe { libc::mmap(address, len, prot, flags, file.as_raw_fd(), file_offset) };
+    let mapped = unsafe { libc::mmap(address, len, prot, flags, file.as_raw_fd(), file_offset) };
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

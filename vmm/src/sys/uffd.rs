@@ -61,10 +61,17 @@ struct Message {
     thread: u64,
 }
 
-ioctl_iowr_nr!(UFFDIO_API, UFFDIO, 0x3F, Api);
-ioctl_iowr_nr!(UFFDIO_REGISTER, UFFDIO, 0x00, Register);
-ioctl_ior_nr!(UFFDIO_UNREGISTER, UFFDIO, 0x01, UffdRange);
-ioctl_iowr_nr!(UFFDIO_WRITEPROTECT, UFFDIO, 0x06, WriteProtect);
+/// Request numbers; the macros make functions of them.
+#[allow(missing_docs, reason = "the kernel's documentation says what each request does")]
+mod request {
+    use super::*;
+
+    ioctl_iowr_nr!(UFFDIO_API, UFFDIO, 0x3F, Api);
+    ioctl_iowr_nr!(UFFDIO_REGISTER, UFFDIO, 0x00, Register);
+    ioctl_ior_nr!(UFFDIO_UNREGISTER, UFFDIO, 0x01, UffdRange);
+    ioctl_iowr_nr!(UFFDIO_WRITEPROTECT, UFFDIO, 0x06, WriteProtect);
+}
+use request::*;
 
 /// A userfaultfd of this process. When it is dropped, all protection ends and all who wait go on.
 #[derive(Debug)]

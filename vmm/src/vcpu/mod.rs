@@ -119,8 +119,7 @@ impl Vcpu {
         });
         let shared_too = Arc::clone(&shared);
         let fd = Arc::new(Mutex::new(fd));
-        let mut runner =
-            Runner { fd: Arc::clone(&fd), index, shared: shared_too, buses, _vm: vm };
+        let mut runner = Runner { fd: Arc::clone(&fd), index, shared: shared_too, buses, _vm: vm };
         let thread = thread::Builder::new()
             .name(format!("vcpu{index}"))
             .stack_size(STACK_SIZE)
@@ -254,7 +253,8 @@ impl Runner {
                     let exits = self.shared.exits.load(Ordering::Relaxed);
                     self.shared.exits.store(exits.wrapping_add(1), Ordering::Relaxed);
                     let io_size = self.shared.run_page.port_io_size();
-                    exit::handle(exit, io_size, &self.buses).map_err(|end| located(end, &fd, self.index))?;
+                    exit::handle(exit, io_size, &self.buses)
+                        .map_err(|end| located(end, &fd, self.index))?;
                 }
                 Err(error) if error.errno() == libc::EINTR => {
                     // Cleared before the command is looked at: a later kick sets it again.

@@ -152,9 +152,7 @@ impl VcpuState {
         };
         let events = vcpu.get_vcpu_events().map_err(part("pending events"))?;
         let cpuid = vcpu.get_cpuid2(CPUID_MAX).map_err(part("features"))?.as_slice().to_vec();
-        Ok(Self {
-            cpuid, mp_state, regs, sregs, xsave, xcrs, debug_regs, lapic, events, msrs, tsc,
-        })
+        Ok(Self { cpuid, mp_state, regs, sregs, xsave, xcrs, debug_regs, lapic, events, msrs, tsc })
     }
 
     /// Makes a stopped vCPU what it was. `shift` is the machine's.

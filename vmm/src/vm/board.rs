@@ -24,6 +24,15 @@ pub enum BoardError {
         #[source]
         source: kvm_ioctls::Error,
     },
+    /// The state cannot be encoded.
+    #[error("the {what} cannot be saved")]
+    Encode {
+        /// The part.
+        what: &'static str,
+        /// What is wrong.
+        #[source]
+        source: postcard::Error,
+    },
     /// The saved bytes are something else.
     #[error("the saved {what} cannot be decoded")]
     Decode {
@@ -33,6 +42,10 @@ pub enum BoardError {
         #[source]
         source: postcard::Error,
     },
+}
+
+fn encode(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, BoardError> {
+    postcard::to_stdvec(value).map_err(|source| BoardError::Encode { what, source })
 }
 
 fn part(what: &'static str) -> impl Fn(kvm_ioctls::Error) -> BoardError {
@@ -70,6 +83,18 @@ impl Irqchip {
         Ok(())
     }
 
+    /// The state in the form it has in a checkpoint.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, BoardError> {
+        encode("interrupt controllers", self)
+    }
+
+    /// Reads [`Irqchip::encode`]'s form.
+    ///
+    /// # Errors
+    /// When the bytes are something else.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, BoardError> {
         postcard::from_bytes(bytes)
             .map_err(|source| BoardError::Decode { what: "interrupt controllers", source })
@@ -109,6 +134,18 @@ impl Clock {
         vm.set_clock(&clock).map_err(part("clock"))
     }
 
+    /// The clock in the form it has in a checkpoint.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub(super) fn encode(&self) -> Result<Vec<u8>, BoardError> {
+        encode("clock", self)
+    }
+
+    /// Reads [`Clock::encode`]'s form.
+    ///
+    /// # Errors
+    /// When the bytes are something else.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, BoardError> {
         postcard::from_bytes(bytes).map_err(|source| BoardError::Decode { what: "clock", source })
     }

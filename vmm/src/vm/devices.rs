@@ -17,7 +17,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::spec::{self, Disk, Spec};
 use crate::devices::legacy::{AcpiRegisters, I8042, PvPanic, Serial, VmGenId, VmGenIdError};
 use crate::devices::virtio::balloon::Balloon;
-use crate::devices::virtio::blk::{Backend, Blk, DiskError, Overlay, Raw};
+use crate::devices::virtio::blk::{Backend, Blk, DiskError, Overlay, Raw, SealedMap};
 use crate::devices::virtio::io_thread::{IoThread, IoThreadError, Source};
 use crate::devices::virtio::mmio::{MmioTransport, QUEUE_NOTIFY};
 use crate::devices::virtio::rng::Rng;
@@ -98,7 +98,6 @@ pub(super) struct Devices {
     windows: Vec<Window>,
     /// The disks in the order of the spec.
     disks: Vec<Arc<Mutex<Blk>>>,
-    vsock: Option<Arc<Mutex<Vsock>>>,
     balloon: Option<Arc<Mutex<Balloon>>>,
 }
 
@@ -124,27 +123,28 @@ impl Devices {
         vm: &VmFd,
         ram: &Arc<GuestRam>,
         spec: Spec,
+        maps: Vec<Vec<SealedMap>>,
         signals: &GuestSignals,
     ) -> Result<Self, DeviceError> {
+        let mut maps = maps.into_iter();
         let mut builder = Builder { vm, ram, buses: Buses::default(), windows: Vec::new() };
         let (serial, generation) =
             builder.add_legacy(spec.console_input, spec.console_output, signals)?;
         let (mut disks, mut disk_sources) = (Vec::new(), Vec::new());
         for (number, disk) in spec.disks.into_iter().enumerate() {
-            let blk = open_disk(disk).map_err(|source| DeviceError::Disk { number, source })?;
+            let maps = disk.overlay.as_ref().and_then(|_| maps.next()).unwrap_or_default();
+            let blk =
+                open_disk(disk, maps).map_err(|source| DeviceError::Disk { number, source })?;
             let blk = Arc::new(Mutex::new(blk));
             disk_sources.push(builder.add_virtio(Arc::clone(&blk))?);
             disks.push(blk);
         }
         let mut others = Vec::new();
-        let mut vsock = None;
         if let Some(wanted) = spec.vsock {
             let spec::Vsock { cid, listener, directory, name } = wanted;
             let device = Vsock::new(VsockConfig { cid, listener, directory, name })
                 .map_err(DeviceError::Vsock)?;
-            let device = Arc::new(Mutex::new(device));
-            others.push(builder.add_virtio(Arc::clone(&device))?);
-            vsock = Some(device);
+            others.push(builder.add_virtio(Arc::new(Mutex::new(device)))?);
         }
         if spec.rng {
             others.push(builder.add_virtio(Arc::new(Mutex::new(Rng::default())))?);
@@ -164,7 +164,7 @@ impl Devices {
         }
         let Builder { buses, windows, .. } = builder;
         let buses = Arc::new(buses);
-        Ok(Self { threads, buses, serial, generation, windows, disks, vsock, balloon })
+        Ok(Self { threads, buses, serial, generation, windows, disks, balloon })
     }
 
     /// What the vCPUs can reach.
@@ -197,6 +197,12 @@ impl Devices {
         lock(&self.serial).panic_text()
     }
 
+    /// How many sealed layers each disk with an overlay has, in order.
+    pub(super) fn disk_layers(&self) -> Vec<u32> {
+        let layers = self.disks.iter().filter_map(|disk| lock(disk).layers());
+        layers.map(|count| u32::try_from(count).unwrap_or(u32::MAX)).collect()
+    }
+
     /// The balloon, if the machine has one.
     pub(super) fn balloon(&self) -> Option<MutexGuard<'_, Balloon>> {
         self.balloon.as_ref().map(|balloon| lock(balloon))
@@ -207,9 +213,16 @@ fn lock<T: ?Sized>(device: &Mutex<T>) -> MutexGuard<'_, T> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn open_disk(disk: Disk) -> Result<Blk, DiskError> {
+fn open_disk(disk: Disk, maps: Vec<SealedMap>) -> Result<Blk, DiskError> {
     let backend: Box<dyn Backend> = match disk.overlay {
-        Some(overlay) => Box::new(Overlay::new(disk.file, overlay)?),
+        Some(overlay) => {
+            let (layers, maps_given) = (disk.layers.len(), maps.len());
+            if layers != maps_given {
+                return Err(DiskError::Layers { layers, maps: maps_given });
+            }
+            let layers = disk.layers.into_iter().zip(maps).collect();
+            Box::new(Overlay::with_layers(disk.file, layers, overlay)?)
+        }
         None => Box::new(Raw::new(disk.file)?),
     };
     Blk::new(backend, disk.read_only, &disk.serial)

@@ -7,12 +7,17 @@ use thiserror::Error;
 
 use super::devices::DeviceError;
 use super::host::KvmError;
+use super::machine::saved::SavedError;
 use super::policy::Illegal;
 use super::spec::SpecError;
 use super::text::one_line;
 use crate::boot::BootError;
+use crate::checkpoint::{CaptureError, JobError};
+use crate::devices::legacy::VmGenIdError;
+use crate::devices::virtio::blk::DiskError;
 use crate::memory::MemoryError;
 use crate::vcpu::StartError;
+use crate::vcpu::state::StateError;
 
 /// Why a request failed.
 #[derive(Debug, Error)]
@@ -59,6 +64,73 @@ pub enum VmError {
     /// A device cannot be made.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A prepared process is for other machines.
+    #[error(
+        "this process was prepared for a machine of {vcpus} vCPUs and {memory_mib} MiB: use \
+         another one"
+    )]
+    Shape {
+        /// vCPUs it has.
+        vcpus: usize,
+        /// MiB of RAM it has.
+        memory_mib: u32,
+    },
+    /// The process cannot look at its own memory.
+    #[error("/proc/self/pagemap cannot be opened: mount /proc")]
+    Pagemap(#[source] io::Error),
+    /// A checkpoint cannot be restored, or the state of the machine cannot be saved.
+    #[error(transparent)]
+    Saved(#[from] SavedError),
+    /// The pages of a checkpoint cannot be captured.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// A checkpoint was not written.
+    #[error(transparent)]
+    Job(JobError),
+    /// A disk's layers cannot be changed.
+    #[error("disk {number} cannot follow the machine")]
+    Disk {
+        /// Its position.
+        number: usize,
+        /// What is wrong.
+        #[source]
+        source: DiskError,
+    },
+    /// A request does not have an overlay for each disk that needs one.
+    #[error("the machine has {disks} disks with an overlay, but {overlays} new ones were given")]
+    Overlays {
+        /// Disks that need one.
+        disks: usize,
+        /// Overlays given.
+        overlays: usize,
+    },
+    /// A request does not have the layers that the checkpoint's disk consists of.
+    #[error("disk {number} consists of {maps} layers in the checkpoint, but {layers} were given")]
+    DiskLayers {
+        /// Its position.
+        number: usize,
+        /// Layers given.
+        layers: usize,
+        /// Layers in the checkpoint.
+        maps: usize,
+    },
+    /// Another checkpoint than the one that was written is to be committed.
+    #[error("checkpoint {asked:?} cannot be committed: the one written last is {written:?}")]
+    CommitId {
+        /// The one that waits.
+        written: String,
+        /// The one asked for.
+        asked: String,
+    },
+    /// KVM does not say what state there is.
+    #[error("the machine's state could not be saved on this host")]
+    State(#[from] StateError),
+    /// The generation ID cannot be changed.
+    #[error(transparent)]
+    Generation(VmGenIdError),
+    /// There is no machine, though there should be.
+    #[error("there is no machine")]
+    NoMachine,
     /// There is no balloon to set.
     #[error("the machine has no balloon: create it with one")]
     NoBalloon,
@@ -88,7 +160,19 @@ impl VmError {
             Self::Boot(e) => e.kind(),
             Self::Loader(_) | Self::Start(_) => ErrorKind::Host,
             Self::Device(e) => e.kind(),
-            Self::NoBalloon | Self::BalloonTarget { .. } => ErrorKind::BadRequest,
+            Self::Saved(e) => e.kind(),
+            Self::Capture(_) => ErrorKind::Memory,
+            Self::Job(_) => ErrorKind::Checkpoint,
+            Self::Disk { .. } => ErrorKind::Disk,
+            Self::State(_) => ErrorKind::Kvm,
+            Self::Pagemap(_) | Self::Generation(_) => ErrorKind::Host,
+            Self::NoBalloon
+            | Self::BalloonTarget { .. }
+            | Self::Shape { .. }
+            | Self::Overlays { .. }
+            | Self::DiskLayers { .. }
+            | Self::CommitId { .. }
+            | Self::NoMachine => ErrorKind::BadRequest,
         }
     }
 

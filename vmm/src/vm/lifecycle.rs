@@ -4,19 +4,30 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use coppice_vmm_protocol::{ExitReason, MachineSpec, Op, ResultBody, VmState, VmStatus};
+use coppice_vmm_protocol::{
+    ExitReason, MachineSpec, Op, ResultBody, RollbackInfo, VmState, VmStatus,
+};
 
 use super::error::VmError;
-use super::machine::Machine;
-use super::policy::{self, Action};
-use super::spec::Spec;
+use super::machine::{Machine, Running, Written};
+use super::policy::{self, Action, Progress};
+use super::shell::Shell;
+use super::spec::{self, CheckpointOrder, RollbackOrder, Spec};
+use super::text::one_line;
 use crate::devices::{GuestSignal, GuestSignals};
 use crate::vcpu::Ending;
 
 /// The machine, before, during and after its life.
 pub struct Lifecycle {
     state: VmState,
+    /// A checkpoint being written; dropped before the machine whose memory it reads.
+    writing: Option<Running>,
+    /// A checkpoint that waits to be committed.
+    written: Option<Written>,
     machine: Option<Machine>,
+    shell: Option<Shell>,
+    /// Why the machine cannot go on, if a rollback went wrong half-way.
+    broken: Option<String>,
     signals: GuestSignals,
 }
 
@@ -26,7 +37,15 @@ impl Lifecycle {
     /// # Errors
     /// When the process is out of descriptors.
     pub fn new() -> std::io::Result<Self> {
-        Ok(Self { state: VmState::Empty, machine: None, signals: GuestSignals::new()? })
+        Ok(Self {
+            state: VmState::Empty,
+            writing: None,
+            written: None,
+            machine: None,
+            shell: None,
+            broken: None,
+            signals: GuestSignals::new()?,
+        })
     }
 
     /// The present state.
@@ -52,38 +71,112 @@ impl Lifecycle {
         }
     }
 
-    /// Carries out a request.
-    pub fn request(&mut self, op: Op, fds: Vec<OwnedFd>) -> ResultBody {
+    /// Carries out a request. There is no answer yet to one that takes its time: it is what
+    /// [`Lifecycle::written`] gives.
+    pub fn request(&mut self, op: Op, fds: Vec<OwnedFd>) -> Option<ResultBody> {
         match self.carry_out(op, fds) {
             Ok(result) => result,
-            Err(error) => {
-                tracing::debug!(%error, "a request failed");
-                ResultBody::Error(error.to_body())
-            }
+            Err(error) => Some(failed(&error)),
         }
     }
 
-    fn carry_out(&mut self, op: Op, fds: Vec<OwnedFd>) -> Result<ResultBody, VmError> {
-        let next = policy::next(self.state, Action::from(&op))?;
+    /// The descriptor that is readable when [`Lifecycle::written`] has an answer, while a
+    /// checkpoint is being written.
+    pub fn writing_fd(&self) -> Option<RawFd> {
+        self.writing.as_ref().map(|running| running.job.as_raw_fd())
+    }
+
+    /// The answer to the request for the checkpoint that was being written; waits for it.
+    pub fn written(&mut self) -> Option<ResultBody> {
+        let (running, machine) = (self.writing.take()?, self.machine.as_mut()?);
+        Some(match machine.finish(running) {
+            Ok((written, info)) => {
+                self.written = Some(written);
+                ResultBody::Checkpoint(info)
+            }
+            Err(error) => failed(&error),
+        })
+    }
+
+    /// Whoever asked for the last checkpoint is gone: if it was not committed, it never will be.
+    pub fn abandon(&mut self) {
+        let _no_longer_awaited = self.written();
+        if let (Some(written), Some(machine)) = (self.written.take(), self.machine.as_mut()) {
+            machine.abandon(&written);
+        }
+    }
+
+    fn progress(&self) -> Progress {
+        match (&self.writing, &self.written) {
+            (Some(_), _) => Progress::Writing,
+            (None, Some(_)) => Progress::Written,
+            (None, None) => Progress::None,
+        }
+    }
+
+    fn carry_out(&mut self, op: Op, fds: Vec<OwnedFd>) -> Result<Option<ResultBody>, VmError> {
+        let next = policy::next(self.state, self.progress(), Action::from(&op))?;
+        let running = self.state == VmState::Running;
         match op {
+            Op::Prepare { vcpus, memory_mib } => {
+                spec::check_shape(vcpus, memory_mib)?;
+                self.shell = Some(Shell::new(vcpus, memory_mib)?);
+            }
+            Op::Checkpoint(wire) => {
+                let order = CheckpointOrder::from_wire(wire, fds)?;
+                let machine = self.machine.as_mut().ok_or(VmError::NoMachine)?;
+                self.writing = Some(machine.checkpoint(order, running)?);
+                return Ok(None);
+            }
+            Op::Commit { id } => {
+                if let (Some(written), Some(machine)) = (&self.written, self.machine.as_mut()) {
+                    machine.commit(written, &id)?;
+                    self.written = None;
+                }
+            }
+            Op::Rollback(wire) => {
+                let order = RollbackOrder::from_wire(wire, fds)?;
+                return self.roll_back(order, running).map(|info| Some(ResultBody::Rollback(info)));
+            }
             Op::Create(spec) => self.create(*spec, fds)?,
             Op::Start {} | Op::Resume {} => self.with_machine(Machine::run),
             Op::Pause {} => self.with_machine(Machine::pause),
-            Op::Stop {} => self.machine = None,
-            Op::Status {} => return Ok(ResultBody::Status(self.status())),
+            Op::Stop {} => self.end(),
+            Op::Status {} => return Ok(Some(ResultBody::Status(self.status()))),
             Op::SetBalloon { target_mib } => match &self.machine {
                 Some(machine) => machine.set_balloon(target_mib)?,
                 None => return Err(VmError::NoBalloon),
             },
         }
         self.state = next;
-        Ok(ResultBody::Done)
+        Ok(Some(ResultBody::Done))
     }
 
     fn create(&mut self, wire: MachineSpec, fds: Vec<OwnedFd>) -> Result<(), VmError> {
-        let spec = Spec::from_wire(wire, fds)?;
-        self.machine = Some(Machine::build(spec, &self.signals)?);
+        let (spec, origin) = Spec::from_wire(wire, fds)?;
+        if let Some(shell) = &self.shell {
+            shell.check(spec.vcpus, spec.memory_mib)?;
+        }
+        self.machine = Some(Machine::build(self.shell.take(), spec, origin, &self.signals)?);
         Ok(())
+    }
+
+    fn roll_back(&mut self, order: RollbackOrder, running: bool) -> Result<RollbackInfo, VmError> {
+        let machine = self.machine.as_mut().ok_or(VmError::NoMachine)?;
+        match machine.roll_back(order, running) {
+            Ok(result) => {
+                if result.is_ok() {
+                    // What the guest asked for after the checkpoint never happened.
+                    let _undone = self.signals.take();
+                }
+                result
+            }
+            Err(error) => {
+                self.broken = Some(format!("a rollback failed: {}", one_line(&error)));
+                self.signals.ring();
+                Err(error)
+            }
+        }
     }
 
     fn with_machine(&self, act: impl FnOnce(&Machine)) {
@@ -99,14 +192,20 @@ impl Lifecycle {
                 state: self.state,
                 exits: 0,
                 balloon_mib: None,
+                disk_layers: Vec::new(),
+                checkpoint: None,
+                memory_layers: 0,
                 memory_stats: Default::default(),
             },
         }
     }
 
     /// Takes what the guest, or a vCPU, reported: the reason why the machine is over, if it is.
-    pub fn guest_end(&self) -> Option<ExitReason> {
+    pub fn guest_end(&mut self) -> Option<ExitReason> {
         let raised = self.signals.take();
+        if let Some(message) = self.broken.take() {
+            return Some(ExitReason::Failed { message });
+        }
         let machine = self.machine.as_ref()?;
         let ending = raised.map(Ending::Guest).or_else(|| machine.ending())?;
         Some(match ending {
@@ -127,7 +226,15 @@ impl Lifecycle {
 
     /// Takes the machine apart: its vCPUs stop, I/O at hand finishes, all it held is given back.
     pub fn end(&mut self) {
+        self.writing = None;
+        self.written = None;
         self.machine = None;
+        self.shell = None;
         self.state = VmState::Exited;
     }
+}
+
+fn failed(error: &VmError) -> ResultBody {
+    tracing::debug!(%error, "a request failed");
+    ResultBody::Error(error.to_body())
 }

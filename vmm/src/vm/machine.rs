@@ -1,70 +1,119 @@
 //! One machine: built in one way, then moved between its states.
 
+mod checkpoint;
+mod memory;
+pub(super) mod saved;
+
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
-use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
+use std::sync::Arc;
 
+use coppice_image::CpuIdentity;
 use coppice_vmm_protocol::{VmState, VmStatus};
-use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use vm_memory::bitmap::AtomicBitmap;
 
+pub(super) use self::checkpoint::{Running, Written};
+use self::memory::Memory;
+use self::saved::{Saved, SavedError, shape_of};
 use super::devices::{self, Devices};
 use super::error::VmError;
-use super::host;
-use super::spec::Spec;
-use crate::boot::cpu::CpuTemplate;
-use crate::boot::{self, BootConfig, BootEntry};
+use super::shell::Shell;
+use super::spec::{Boot, Chain, Origin, Spec};
+use crate::boot::{self, BootConfig, BootEntry, cpu};
 use crate::devices::GuestSignals;
-use crate::memory::{self, layout};
+use crate::devices::virtio::blk::SealedMap;
+use crate::memory::backing::Backing;
+use crate::memory::{self as ram_memory, GuestRam};
 use crate::sys::kvm::VmWithRam;
+use crate::vcpu::state::MsrList;
 use crate::vcpu::{Command, Ending, Vcpu};
-
-/// Stack of the thread that loads the guest; it is the size of an I/O thread's, which then gets
-/// the same memory.
-const LOADER_STACK: usize = 256 * 1024;
-
-/// How long making the virtual machine has the processors to itself: loading begins when it is
-/// done, or after this time, by which it has come to its wait. Without it a loader at work would,
-/// on a busy host, keep KVM's new thread from beginning to wait.
-const HEAD_START: Duration = Duration::from_micros(500);
 
 /// A machine that was built.
 pub(super) struct Machine {
     /// Dropped first, so that no vCPU meets a device that is being taken apart.
     vcpus: Vec<Vcpu>,
     devices: Devices,
+    memory: Memory,
+    msrs: MsrList,
+    identity: CpuIdentity,
     memory_mib: u32,
+    /// For each disk with an overlay, the maps of sealed layers that no checkpoint has yet.
+    unsaved_maps: Vec<Vec<SealedMap>>,
+    /// The checkpoint it stands on, by the manager's name.
+    standing: Option<String>,
+    vm: Arc<VmWithRam<AtomicBitmap>>,
 }
 
 impl Machine {
-    /// Builds the machine of `spec`, with all vCPUs paused before their first instruction.
+    /// Builds the machine of `spec` from `origin`, in `shell` if there is one, with all vCPUs paused: before
+    /// their first instruction, or where a checkpoint has them.
     ///
     /// # Errors
     /// [`VmError`]; nothing is left behind.
-    pub(super) fn build(spec: Spec, signals: &GuestSignals) -> Result<Self, VmError> {
-        let kvm = host::open_kvm()?;
-        host::check_capabilities(&kvm)?;
-        let count = spec.vcpus;
-        let memory_mib = spec.memory_mib;
-        let ram = Arc::new(memory::map(&spec.image, memory_mib)?);
-        let (vm, entry) = create_and_load(&kvm, &ram, &spec)?;
-        let vm = VmWithRam::new(vm, ram)
-            .map_err(|source| VmError::Step { step: "take the guest's memory", source })?;
-        let vm = Arc::new(vm);
-        let template =
-            CpuTemplate::new(&kvm, count).map_err(|source| VmError::Cpu { index: 0, source })?;
-        let fds = (0..count)
-            .map(|index| create_vcpu(&template, vm.vm(), index, &entry))
-            .collect::<Result<Vec<_>, _>>()?;
-        let devices = Devices::build(vm.vm(), vm.ram(), spec, signals)?;
+    pub(super) fn build(
+        shell: Option<Shell>,
+        spec: Spec,
+        origin: Origin,
+        signals: &GuestSignals,
+    ) -> Result<Self, VmError> {
+        match origin {
+            Origin::Boot(boot) => {
+                let load = |ram: &Arc<GuestRam>| load(ram, &boot, &spec);
+                let (shell, entry) = fill(shell, &spec, load)?;
+                if let Some(first) = shell.vcpus.first() {
+                    cpu::set_entry(first, &entry)
+                        .map_err(|source| VmError::Cpu { index: 0, source })?;
+                }
+                let backing = Backing::empty(shell.vm.ram());
+                Self::assemble(shell, spec, Vec::new(), backing, signals)
+            }
+            Origin::Checkpoint(Chain { id, layers }) => {
+                let checkpoint = Saved::open(layers)?;
+                let chain = checkpoint.chain(ram_memory::pages_of(spec.memory_mib))?;
+                let map = |ram: &Arc<GuestRam>| {
+                    Backing::map(ram, chain).map_err(|error| SavedError::from(error).into())
+                };
+                let (shell, backing) = fill(shell, &spec, map)?;
+                let shape = shape_of(&spec);
+                checkpoint.check(&shape, &shell.identity)?;
+                let maps = checkpoint.disk_maps(shape.overlays)?;
+                let mut machine = Self::assemble(shell, spec, maps, backing, signals)?;
+                machine.restore(&checkpoint)?;
+                machine.standing = Some(id);
+                Ok(machine)
+            }
+        }
+    }
+
+    /// Puts devices and vCPU threads around a shell whose memory is filled.
+    fn assemble(
+        shell: Shell,
+        spec: Spec,
+        maps: Vec<Vec<SealedMap>>,
+        backing: Backing,
+        signals: &GuestSignals,
+    ) -> Result<Self, VmError> {
+        let Shell { vm, vcpus: fds, identity, msrs, pagemap, memory_mib } = shell;
+        let devices = Devices::build(vm.vm(), vm.ram(), spec, maps, signals)?;
         let vcpus = (0..)
             .zip(fds)
             .map(|(index, fd)| {
                 Vcpu::start(fd, index, Arc::clone(&vm), devices.buses(), signals.clone())
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self { vcpus, devices, memory_mib })
+        let memory = Memory::new(Arc::clone(&vm), backing, pagemap);
+        let unsaved_maps = Vec::new();
+        Ok(Self {
+            vcpus,
+            devices,
+            memory,
+            msrs,
+            identity,
+            memory_mib,
+            unsaved_maps,
+            standing: None,
+            vm,
+        })
     }
 
     /// Lets the vCPUs run, for the first time or again.
@@ -92,8 +141,15 @@ impl Machine {
     /// left out unless the machine runs.
     pub(super) fn status(&self, state: VmState) -> VmStatus {
         let exits = self.vcpus.iter().map(Vcpu::exits).fold(0, u64::wrapping_add);
-        let mut status =
-            VmStatus { state, exits, balloon_mib: None, memory_stats: BTreeMap::new() };
+        let mut status = VmStatus {
+            state,
+            exits,
+            balloon_mib: None,
+            disk_layers: self.devices.disk_layers(),
+            checkpoint: self.standing.clone(),
+            memory_layers: self.memory.layers(),
+            memory_stats: BTreeMap::new(),
+        };
         if let Some(mut balloon) = self.devices.balloon() {
             status.balloon_mib = Some(balloon.actual_mib());
             if state == VmState::Running {
@@ -130,64 +186,26 @@ impl Machine {
     }
 }
 
-/// Makes the virtual machine and, while that waits, loads the guest into its memory.
-///
-/// For a new virtual machine KVM moves a thread of its own into our control groups, which waits
-/// for an RCU grace period of the host: some milliseconds of nothing, in which a kernel is read.
-fn create_and_load(
-    kvm: &Kvm,
-    ram: &memory::GuestRam,
-    spec: &Spec,
-) -> Result<(VmFd, BootEntry), VmError> {
+/// Loads the kernel and what goes with it.
+fn load(ram: &GuestRam, boot: &Boot, spec: &Spec) -> Result<BootEntry, VmError> {
     let config = BootConfig {
-        kernel: &spec.kernel,
-        initrd: spec.initrd.as_ref(),
-        cmdline: &spec.cmdline,
+        kernel: &boot.kernel,
+        initrd: boot.initrd.as_ref(),
+        cmdline: &boot.cmdline,
         vcpus: spec.vcpus,
         virtio_devices: devices::virtio_count(spec),
     };
-    let (tell, made) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        let load = move || {
-            // Whether it was made or the head start is over, now is the time to load.
-            let _ = made.recv_timeout(HEAD_START);
-            boot::load(ram, &config)
-        };
-        let loader = thread::Builder::new()
-            .name("loader".into())
-            .stack_size(LOADER_STACK)
-            .spawn_scoped(scope, load)
-            .map_err(VmError::Loader)?;
-        // On this thread, the process's main one: KVM names a machine's statistics after it.
-        let vm = create_vm(kvm);
-        drop(tell);
-        let entry = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        Ok((vm?, entry))
-    })
+    Ok(boot::load(ram, &config)?)
 }
 
-/// Makes the virtual machine with its interrupt controllers.
-///
-/// There is no 8254 timer: kernels that know KVM's clock and the local APIC's timer need none,
-/// and each tick of one would cost exits.
-fn create_vm(kvm: &Kvm) -> Result<VmFd, VmError> {
-    let vm = kvm.create_vm().map_err(VmError::step("create a virtual machine"))?;
-    vm.set_tss_address(layout::KVM_TSS).map_err(VmError::step("place its task state"))?;
-    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
-        .map_err(VmError::step("place its identity map"))?;
-    vm.create_irq_chip().map_err(VmError::step("create interrupt controllers"))?;
-    Ok(vm)
-}
-
-/// Makes vCPU `index`; the first one starts at `entry`, the others wait to be started by it.
-fn create_vcpu(
-    template: &CpuTemplate,
-    vm: &VmFd,
-    index: u8,
-    entry: &BootEntry,
-) -> Result<VcpuFd, VmError> {
-    let fd = vm.create_vcpu(index.into()).map_err(VmError::step("create a vCPU"))?;
-    let entry = (index == 0).then_some(entry);
-    template.configure(&fd, index, entry).map_err(|source| VmError::Cpu { index, source })?;
-    Ok(fd)
+/// Fills the memory of the shell that is there, or of one made meanwhile.
+fn fill<T: Send>(
+    shell: Option<Shell>,
+    spec: &Spec,
+    by: impl FnOnce(&Arc<GuestRam>) -> Result<T, VmError> + Send,
+) -> Result<(Shell, T), VmError> {
+    let Some(shell) = shell else { return Shell::with(spec.vcpus, spec.memory_mib, by) };
+    shell.check(spec.vcpus, spec.memory_mib)?;
+    let filled = by(shell.vm.ram())?;
+    Ok((shell, filled))
 }

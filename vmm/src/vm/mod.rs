@@ -13,6 +13,7 @@ mod lifecycle;
 mod machine;
 mod policy;
 mod probe;
+mod shell;
 mod spec;
 mod text;
 
@@ -20,7 +21,7 @@ pub use devices::DeviceError;
 pub use error::VmError;
 pub use host::KvmError;
 pub use lifecycle::Lifecycle;
-pub use policy::{Action, Illegal, next};
+pub use policy::{Action, Illegal, Progress, next};
 pub use probe::{KernelMode, Report, probe};
 pub use spec::{Spec, SpecError};
 pub use text::one_line;

@@ -7,6 +7,8 @@ use thiserror::Error;
 /// A request as the policy sees it: what it does, without its details.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
+    /// Make what a machine will need.
+    Prepare,
     /// Build the machine.
     Create,
     /// Run it for the first time.
@@ -15,6 +17,12 @@ pub enum Action {
     Pause,
     /// Run it again.
     Resume,
+    /// Write a checkpoint of it.
+    Checkpoint,
+    /// Let it stand on the checkpoint that was written.
+    Commit,
+    /// Bring it back to a checkpoint.
+    Rollback,
     /// End it.
     Stop,
     /// Look at it.
@@ -26,10 +34,14 @@ pub enum Action {
 impl From<&Op> for Action {
     fn from(op: &Op) -> Self {
         match op {
+            Op::Prepare { .. } => Self::Prepare,
             Op::Create(_) => Self::Create,
             Op::Start {} => Self::Start,
             Op::Pause {} => Self::Pause,
             Op::Resume {} => Self::Resume,
+            Op::Checkpoint(_) => Self::Checkpoint,
+            Op::Commit { .. } => Self::Commit,
+            Op::Rollback(_) => Self::Rollback,
             Op::Stop {} => Self::Stop,
             Op::Status {} => Self::Status,
             Op::SetBalloon { .. } => Self::SetBalloon,
@@ -39,17 +51,28 @@ impl From<&Op> for Action {
 
 /// A request that is not legal now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("{action:?} is not possible for a machine that {}; {}", describe(*.state), remedy(*.state))]
-pub struct Illegal {
-    /// What was asked for.
-    pub action: Action,
-    /// The state it was asked in.
-    pub state: VmState,
+pub enum Illegal {
+    /// The machine is in a state in which it makes no sense.
+    #[error(
+        "{action:?} is not possible for a machine that {}; {}", describe(*.state), remedy(*.state)
+    )]
+    State {
+        /// What was asked for.
+        action: Action,
+        /// The state it was asked in.
+        state: VmState,
+    },
+    /// A checkpoint is being written.
+    #[error("{0:?} is not possible while a checkpoint is being written; wait until it is done")]
+    Writing(Action),
+    /// No checkpoint waits to be committed.
+    #[error("there is no checkpoint to commit")]
+    NothingWritten,
 }
 
 fn describe(state: VmState) -> &'static str {
     match state {
-        VmState::Empty => "was not created yet",
+        VmState::Empty | VmState::Prepared => "was not created yet",
         VmState::Created => "was created but not started",
         VmState::Running => "is running",
         VmState::Paused => "is paused",
@@ -59,7 +82,7 @@ fn describe(state: VmState) -> &'static str {
 
 fn remedy(state: VmState) -> &'static str {
     match state {
-        VmState::Empty => "create it first",
+        VmState::Empty | VmState::Prepared => "create it first",
         VmState::Created => "start or stop it first",
         VmState::Running => "pause or stop it first",
         VmState::Paused => "resume or stop it first",
@@ -67,21 +90,43 @@ fn remedy(state: VmState) -> &'static str {
     }
 }
 
-/// The state a machine is in once `action` has succeeded in `state`.
+/// How far a checkpoint of the machine has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// There is none under way.
+    None,
+    /// It is being written.
+    Writing,
+    /// It is written and waits to be committed.
+    Written,
+}
+
+/// The state a machine is in once `action` has succeeded in `state`, with a checkpoint of it as
+/// far as `progress` says.
 ///
 /// # Errors
-/// [`Illegal`] when the action is not possible in that state.
-pub fn next(state: VmState, action: Action) -> Result<VmState, Illegal> {
-    use VmState::{Created, Empty, Exited, Paused, Running};
+/// [`Illegal`] when the action is not possible then.
+pub fn next(state: VmState, progress: Progress, action: Action) -> Result<VmState, Illegal> {
+    use VmState::{Created, Empty, Exited, Paused, Prepared, Running};
+    match (progress, action) {
+        (Progress::Writing, Action::Checkpoint | Action::Rollback | Action::Commit)
+        | (Progress::Written, Action::Checkpoint | Action::Rollback) => {
+            return Err(Illegal::Writing(action));
+        }
+        (Progress::None, Action::Commit) => return Err(Illegal::NothingWritten),
+        _ => {}
+    }
     match (state, action) {
         (_, Action::Status) => Ok(state),
-        (Exited, _) => Err(Illegal { action, state }),
-        (Empty, Action::Create) => Ok(Created),
+        (Exited, _) => Err(Illegal::State { action, state }),
+        (Empty, Action::Prepare) => Ok(Prepared),
+        (Empty | Prepared, Action::Create) => Ok(Created),
+        (Running | Paused, Action::Checkpoint | Action::Commit | Action::Rollback) => Ok(state),
         (Created, Action::Start) | (Paused, Action::Resume) => Ok(Running),
         (Running, Action::Pause) => Ok(Paused),
         (_, Action::Stop) => Ok(Exited),
         (Created | Running | Paused, Action::SetBalloon) => Ok(state),
-        (Empty | Created | Running | Paused, _) => Err(Illegal { action, state }),
+        (Empty | Prepared | Created | Running | Paused, _) => Err(Illegal::State { action, state }),
     }
 }
 
@@ -92,7 +137,11 @@ mod tests {
 
     use super::*;
 
-    const ACTIONS: [Action; 7] = [
+    const ACTIONS: [Action; 11] = [
+        Action::Commit,
+        Action::Prepare,
+        Action::Checkpoint,
+        Action::Rollback,
         Action::Create,
         Action::Start,
         Action::Pause,
@@ -107,7 +156,7 @@ mod tests {
         let mut state = VmState::Empty;
         let mut steps = Vec::new();
         for action in actions {
-            let result = next(state, *action);
+            let result = next(state, Progress::None, *action);
             state = result.unwrap_or(state);
             steps.push((*action, result.is_ok(), state));
         }
@@ -132,7 +181,13 @@ mod tests {
                             running = false;
                         }
                         Action::Stop => running = false,
-                        Action::Create | Action::Status | Action::SetBalloon => {}
+                        Action::Checkpoint | Action::Commit | Action::Rollback => {
+                            prop_assert!(matches!(state, VmState::Running | VmState::Paused));
+                        }
+                        Action::Prepare
+                        | Action::Create
+                        | Action::Status
+                        | Action::SetBalloon => {}
                     }
                 }
                 prop_assert_eq!(state == VmState::Running, running);
@@ -144,7 +199,7 @@ mod tests {
             actions in proptest::collection::vec(select(&ACTIONS[..]), 0..60),
         ) {
             let steps = follow(&actions);
-            for once in [Action::Create, Action::Start, Action::Stop] {
+            for once in [Action::Prepare, Action::Create, Action::Start, Action::Stop] {
                 let count = steps.iter().filter(|(a, ok, _)| *a == once && *ok).count();
                 prop_assert!(count <= 1, "{:?} was accepted {} times", once, count);
             }
@@ -168,13 +223,26 @@ mod tests {
             actions in proptest::collection::vec(select(&ACTIONS[..]), 0..40),
         ) {
             let state = follow(&actions).last().map_or(VmState::Empty, |step| step.2);
-            prop_assert_eq!(next(state, Action::Stop).is_ok(), state != VmState::Exited);
+            prop_assert_eq!(next(state, Progress::None, Action::Stop).is_ok(), state != VmState::Exited);
+        }
+    }
+
+    #[test]
+    fn one_checkpoint_at_a_time_and_no_rollback_meanwhile() {
+        for action in ACTIONS {
+            for progress in [Progress::Writing, Progress::Written] {
+                let refused =
+                    next(VmState::Running, progress, action) == Err(Illegal::Writing(action));
+                let commit = action == Action::Commit && progress == Progress::Writing;
+                let expected = commit || matches!(action, Action::Checkpoint | Action::Rollback);
+                assert_eq!(refused, expected, "{action:?} {progress:?}");
+            }
         }
     }
 
     #[test]
     fn the_refusal_names_the_state_and_the_remedy() {
-        let text = next(VmState::Paused, Action::Start).unwrap_err().to_string();
+        let text = next(VmState::Paused, Progress::None, Action::Start).unwrap_err().to_string();
         assert_eq!(
             text,
             "Start is not possible for a machine that is paused; resume or stop it first"

@@ -4,19 +4,21 @@
 //! descriptors and checks every value, so that building a machine needs no further checks of
 //! its own; a [`Spec`] is never serialised.
 
+mod descriptors;
+mod orders;
+
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 
-use coppice_vmm_protocol::{
-    BalloonSpec, ConsoleSpec, DiskSpec, ErrorKind, FdIndex, MachineSpec, VsockSpec,
-};
+use coppice_vmm_protocol::{BalloonSpec, ConsoleSpec, ErrorKind, FdIndex, MachineSpec, Start};
 use thiserror::Error;
 
+use self::descriptors::{Descriptors, Side};
+pub(super) use self::orders::{CheckpointOrder, RollbackOrder};
 use crate::memory::layout::CMDLINE_MAX;
-use crate::memory::{MAX_MEMORY_MIB, MIN_MEMORY_MIB, MemoryImage};
-use crate::sys::fd::{self, FileKind};
+use crate::memory::{MAX_MEMORY_MIB, MIN_MEMORY_MIB};
 
 /// Most vCPUs of a machine.
 pub(super) const MAX_VCPUS: u8 = 8;
@@ -24,6 +26,8 @@ pub(super) const MAX_VCPUS: u8 = 8;
 pub(super) const MAX_DISKS: usize = 8;
 /// Longest disk serial number, in bytes (virtio 1.2 section 5.2.6, VIRTIO_BLK_T_GET_ID).
 pub(super) const MAX_SERIAL: usize = 20;
+/// Longest name of a checkpoint, in bytes.
+const MAX_ID: usize = 64;
 /// First context ID a guest may have (virtio 1.2 section 5.10.4); the all-ones ID is reserved.
 pub(super) const FIRST_CID: u32 = 3;
 /// Longest name of the vsock socket: `_` and a ten-digit port follow, and all must fit into
@@ -37,14 +41,6 @@ pub struct Spec {
     pub vcpus: u8,
     /// Guest RAM in MiB.
     pub memory_mib: u32,
-    /// What guest RAM starts from.
-    pub image: MemoryImage,
-    /// The kernel image, a readable regular file.
-    pub kernel: File,
-    /// The initial RAM disk, a readable regular file.
-    pub initrd: Option<File>,
-    /// The kernel command line: printable ASCII that fits with its terminating zero.
-    pub cmdline: String,
     /// Block devices in the guest's order.
     pub disks: Vec<Disk>,
     /// The vsock device.
@@ -59,6 +55,35 @@ pub struct Spec {
     pub balloon: Option<Balloon>,
 }
 
+/// What a machine starts from.
+#[derive(Debug)]
+pub enum Origin {
+    /// A kernel that boots.
+    Boot(Boot),
+    /// A checkpoint.
+    Checkpoint(Chain),
+}
+
+/// A checkpoint and what it stands on.
+#[derive(Debug)]
+pub struct Chain {
+    /// The manager's name for the checkpoint.
+    pub id: String,
+    /// Readable regular files, the root first, the checkpoint itself last.
+    pub layers: Vec<File>,
+}
+
+/// A kernel and what goes with it.
+#[derive(Debug)]
+pub struct Boot {
+    /// The kernel image, a readable regular file.
+    pub kernel: File,
+    /// The initial RAM disk, a readable regular file.
+    pub initrd: Option<File>,
+    /// The kernel command line: printable ASCII that fits with its terminating zero.
+    pub cmdline: String,
+}
+
 /// A block device to build.
 #[derive(Debug)]
 pub struct Disk {
@@ -68,6 +93,8 @@ pub struct Disk {
     pub read_only: bool,
     /// The empty regular file that takes the writes.
     pub overlay: Option<File>,
+    /// Sealed layers between the two, the lowest first.
+    pub layers: Vec<File>,
     /// What GET_ID answers.
     pub serial: String,
 }
@@ -160,6 +187,9 @@ pub enum SpecError {
     /// A read-only disk with a place for writes.
     #[error("disk {0} is read-only but has an overlay for writes: drop one of the two")]
     Overlay(usize),
+    /// Layers without a place for writes.
+    #[error("disk {0} has sealed layers but no overlay for writes: give it one")]
+    Layers(usize),
 }
 
 impl SpecError {
@@ -169,31 +199,28 @@ impl SpecError {
             Self::Memory(_) => ErrorKind::Memory,
             Self::CmdlineLength(_) | Self::CmdlineCharacter(_) => ErrorKind::Cmdline,
             Self::Unsuitable { kind, .. } | Self::Examine { kind, .. } => *kind,
-            Self::Range { .. } | Self::Descriptor { .. } | Self::Text { .. } | Self::Overlay(_) => {
-                ErrorKind::BadRequest
-            }
+            Self::Range { .. }
+            | Self::Descriptor { .. }
+            | Self::Text { .. }
+            | Self::Overlay(_)
+            | Self::Layers(_) => ErrorKind::BadRequest,
         }
     }
 }
 
 impl Spec {
-    /// Checks a wire spec and resolves its descriptors; those that nothing names are closed.
+    /// Checks a wire spec, also of what the machine starts from, and resolves its descriptors; those that nothing names are closed.
     ///
     /// # Errors
     /// [`SpecError`] for the first thing that is wrong.
-    pub fn from_wire(wire: MachineSpec, fds: Vec<OwnedFd>) -> Result<Self, SpecError> {
-        let mut fds = Descriptors(fds.into_iter().map(Some).collect());
-        range("the number of vCPUs", wire.vcpus, 1, MAX_VCPUS)?;
-        if !(MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&wire.memory_mib) {
-            return Err(SpecError::Memory(wire.memory_mib));
-        }
-        check_cmdline(&wire.cmdline)?;
+    pub fn from_wire(wire: MachineSpec, fds: Vec<OwnedFd>) -> Result<(Self, Origin), SpecError> {
+        let mut fds = Descriptors::new(fds);
+        check_shape(wire.vcpus, wire.memory_mib)?;
         range("the number of disks", wire.disks.len(), 0, MAX_DISKS)?;
-        let kernel = fds.take_regular(wire.kernel, "the kernel", ErrorKind::Kernel)?;
-        let initrd = wire
-            .initrd
-            .map(|index| fds.take_regular(index, "the initrd", ErrorKind::Initrd))
-            .transpose()?;
+        let origin = match wire.start {
+            Start::Boot(boot) => Origin::Boot(fds.take_boot(boot)?),
+            Start::Checkpoint(chain) => Origin::Checkpoint(fds.take_chain(chain)?),
+        };
         let disks = (0usize..)
             .zip(wire.disks)
             .map(|(number, disk)| fds.take_disk(number, disk))
@@ -201,13 +228,9 @@ impl Spec {
         let vsock = wire.vsock.map(|vsock| fds.take_vsock(vsock)).transpose()?;
         let ConsoleSpec { input, output } =
             wire.console.unwrap_or(ConsoleSpec { input: None, output: None });
-        Ok(Self {
+        let spec = Self {
             vcpus: wire.vcpus,
             memory_mib: wire.memory_mib,
-            image: MemoryImage::Empty,
-            kernel,
-            initrd,
-            cmdline: wire.cmdline,
             disks,
             vsock,
             console_input: input.map(|index| fds.take_console(index, Side::Input)).transpose()?,
@@ -216,8 +239,21 @@ impl Spec {
                 .transpose()?,
             rng: wire.rng,
             balloon: wire.balloon.map(|b| check_balloon(&b, wire.memory_mib)).transpose()?,
-        })
+        };
+        Ok((spec, origin))
     }
+}
+
+/// Checks the numbers that a machine's shape consists of.
+///
+/// # Errors
+/// [`SpecError`] for the first one that is out of range.
+pub(super) fn check_shape(vcpus: u8, memory_mib: u32) -> Result<(), SpecError> {
+    range("the number of vCPUs", vcpus, 1, MAX_VCPUS)?;
+    if (MIN_MEMORY_MIB..=MAX_MEMORY_MIB).contains(&memory_mib) {
+        return Ok(());
+    }
+    Err(SpecError::Memory(memory_mib))
 }
 
 fn range<T: Copy + PartialOrd + TryInto<u64>>(
@@ -234,6 +270,14 @@ fn range<T: Copy + PartialOrd + TryInto<u64>>(
     Err(SpecError::Range { what, from: show(from), to: show(to), got: show(got) })
 }
 
+pub(super) fn check_id(id: &str) -> Result<(), SpecError> {
+    if (1..=MAX_ID).contains(&id.len()) {
+        return Ok(());
+    }
+    let what = "the checkpoint's id".to_owned();
+    Err(SpecError::Text { what, wanted: "1 to 64 bytes", got: id.to_owned() })
+}
+
 fn check_cmdline(cmdline: &str) -> Result<(), SpecError> {
     if let Some(bad) = cmdline.chars().find(|c| !matches!(c, ' '..='~')) {
         return Err(SpecError::CmdlineCharacter(bad));
@@ -247,137 +291,6 @@ fn check_cmdline(cmdline: &str) -> Result<(), SpecError> {
 fn check_balloon(balloon: &BalloonSpec, memory_mib: u32) -> Result<Balloon, SpecError> {
     range("the balloon's target in MiB", balloon.target_mib, 0, memory_mib)?;
     Ok(Balloon { target_mib: balloon.target_mib, free_page_reporting: balloon.free_page_reporting })
-}
-
-enum Side {
-    Input,
-    Output,
-}
-
-/// Descriptors that came with the request; each can be taken once.
-struct Descriptors(Vec<Option<OwnedFd>>);
-
-impl Descriptors {
-    fn take(&mut self, index: FdIndex, what: &str) -> Result<OwnedFd, SpecError> {
-        usize::try_from(index)
-            .ok()
-            .and_then(|at| self.0.get_mut(at))
-            .and_then(Option::take)
-            .ok_or_else(|| SpecError::Descriptor { what: what.to_owned(), index })
-    }
-
-    fn take_regular(
-        &mut self,
-        index: FdIndex,
-        what: &str,
-        kind: ErrorKind,
-    ) -> Result<File, SpecError> {
-        let fd = self.take(index, what)?;
-        let examine = |source| SpecError::Examine { kind, what: what.to_owned(), source };
-        let readable = fd::access(fd.as_fd()).map_err(examine)?.read;
-        if readable && fd::kind(fd.as_fd()).map_err(examine)? == FileKind::Regular {
-            return Ok(File::from(fd));
-        }
-        let wanted = "a regular file, open for reading";
-        Err(SpecError::Unsuitable { kind, what: what.to_owned(), wanted })
-    }
-
-    fn take_disk(&mut self, number: usize, disk: DiskSpec) -> Result<Disk, SpecError> {
-        let kind = ErrorKind::Disk;
-        let what = format!("disk {number}");
-        if disk.serial.len() > MAX_SERIAL || !disk.serial.chars().all(|c| c.is_ascii_graphic()) {
-            return Err(SpecError::Text {
-                what: format!("the serial number of disk {number}"),
-                wanted: "at most 20 printable ASCII characters without spaces",
-                got: disk.serial,
-            });
-        }
-        if disk.read_only && disk.overlay.is_some() {
-            return Err(SpecError::Overlay(number));
-        }
-        let fd = self.take(disk.fd, &what)?;
-        let examine = |source| SpecError::Examine { kind, what: what.clone(), source };
-        let access = fd::access(fd.as_fd()).map_err(examine)?;
-        let file_kind = fd::kind(fd.as_fd()).map_err(examine)?;
-        let writable = disk.read_only || disk.overlay.is_some() || access.write;
-        let suitable = matches!(file_kind, FileKind::Regular | FileKind::BlockDevice);
-        if !access.read || !suitable || !writable {
-            let wanted = if writable {
-                "a regular file or block device, open for reading"
-            } else {
-                "a regular file or block device, open for reading and writing"
-            };
-            return Err(SpecError::Unsuitable { kind, what, wanted });
-        }
-        let overlay = disk.overlay.map(|index| self.take_overlay(number, index)).transpose()?;
-        Ok(Disk { file: File::from(fd), read_only: disk.read_only, overlay, serial: disk.serial })
-    }
-
-    fn take_overlay(&mut self, number: usize, index: FdIndex) -> Result<File, SpecError> {
-        let kind = ErrorKind::Disk;
-        let what = format!("the overlay of disk {number}");
-        let fd = self.take(index, &what)?;
-        let examine = |source| SpecError::Examine { kind, what: what.clone(), source };
-        let access = fd::access(fd.as_fd()).map_err(examine)?;
-        let regular = fd::kind(fd.as_fd()).map_err(examine)? == FileKind::Regular;
-        let file = File::from(fd);
-        let empty = file.metadata().map_err(examine)?.len() == 0;
-        if !(access.read && access.write && regular && empty) {
-            let wanted = "an empty regular file, open for reading and writing";
-            return Err(SpecError::Unsuitable { kind, what, wanted });
-        }
-        Ok(file)
-    }
-
-    fn take_vsock(&mut self, vsock: VsockSpec) -> Result<Vsock, SpecError> {
-        let kind = ErrorKind::Vsock;
-        range("the vsock context ID", vsock.cid, FIRST_CID, u32::MAX - 1)?;
-        let name_fits = (1..=MAX_VSOCK_NAME).contains(&vsock.name.len());
-        if !name_fits || vsock.name.contains(['/', '\0']) {
-            return Err(SpecError::Text {
-                what: "the vsock socket's name".to_owned(),
-                wanted: "a file name of at most 64 bytes",
-                got: vsock.name,
-            });
-        }
-        let listener = self.take(vsock.listener, "the vsock listener")?;
-        if !fd::is_unix_socket(listener.as_fd(), libc::SOCK_STREAM, true) {
-            let wanted = "a listening Unix stream socket";
-            return Err(SpecError::Unsuitable { kind, what: "the vsock listener".into(), wanted });
-        }
-        let what = "the vsock directory";
-        let directory = self.take(vsock.directory, what)?;
-        let examine = |source| SpecError::Examine { kind, what: what.into(), source };
-        if fd::kind(directory.as_fd()).map_err(examine)? != FileKind::Directory {
-            let wanted = "a directory";
-            return Err(SpecError::Unsuitable { kind, what: what.into(), wanted });
-        }
-        let listener = UnixListener::from(listener);
-        Ok(Vsock { cid: vsock.cid, listener, directory, name: vsock.name })
-    }
-
-    fn take_console(&mut self, index: FdIndex, side: Side) -> Result<File, SpecError> {
-        let kind = ErrorKind::BadRequest;
-        let (what, wanted) = match side {
-            Side::Input => ("the console input", "open for reading"),
-            Side::Output => ("the console output", "open for writing"),
-        };
-        let fd = self.take(index, what)?;
-        let access = fd::access(fd.as_fd()).map_err(|source| SpecError::Examine {
-            kind,
-            what: what.into(),
-            source,
-        })?;
-        let suitable = match side {
-            Side::Input => access.read,
-            Side::Output => access.write,
-        };
-        if suitable {
-            Ok(File::from(fd))
-        } else {
-            Err(SpecError::Unsuitable { kind, what: what.into(), wanted })
-        }
-    }
 }
 
 #[cfg(test)]

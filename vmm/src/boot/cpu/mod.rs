@@ -6,10 +6,12 @@
 //! CPUID and model-specific registers only.
 
 mod cpuid;
+mod identity;
 mod regs;
 
 use std::arch::x86_64::__cpuid;
 
+use coppice_image::CpuIdentity;
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_lapic_state, kvm_msr_entry};
 use kvm_ioctls::{Cap, Kvm, VcpuFd};
 use thiserror::Error;
@@ -77,32 +79,36 @@ impl CpuTemplate {
         Ok(Self { cpuid })
     }
 
-    /// Sets up vCPU `index`. The first one gets the `entry` that [`super::load`] gave; the others
-    /// get none. A machine that is restored needs its saved registers set afterwards.
+    /// What a machine needs of a processor to run with these features.
+    pub fn identity(&self) -> CpuIdentity {
+        identity::identity(&self.cpuid)
+    }
+
+    /// Sets up vCPU `index` as it is before it starts. The first one of a machine that boots also
+    /// needs [`set_entry`], those of a machine that is restored their saved state.
     ///
     /// # Errors
     /// When KVM refuses a part of the state.
-    pub fn configure(
-        &self,
-        vcpu: &VcpuFd,
-        index: u8,
-        entry: Option<&BootEntry>,
-    ) -> Result<(), CpuError> {
+    pub fn configure(&self, vcpu: &VcpuFd, index: u8) -> Result<(), CpuError> {
         let mut entries = self.cpuid.clone();
         cpuid::set_apic_id(&mut entries, index);
         let cpuid = CpuId::from_entries(&entries).map_err(|_| CpuError::CpuidTable)?;
         vcpu.set_cpuid2(&cpuid).map_err(state("features"))?;
-        set_msrs(vcpu)?;
-        if let Some(entry) = entry {
-            set_local_interrupts(vcpu)?;
-            let mut sregs = vcpu.get_sregs().map_err(state("system registers"))?;
-            regs::set_system_registers(&mut sregs, entry.protocol);
-            vcpu.set_sregs(&sregs).map_err(state("system registers"))?;
-            vcpu.set_regs(&regs::registers(entry)).map_err(state("registers"))?;
-            vcpu.set_fpu(&regs::fpu()).map_err(state("floating-point state"))?;
-        }
-        Ok(())
+        set_msrs(vcpu)
     }
+}
+
+/// Has the first vCPU start at the `entry` that [`super::load`] gave.
+///
+/// # Errors
+/// When KVM refuses a part of the state.
+pub fn set_entry(vcpu: &VcpuFd, entry: &BootEntry) -> Result<(), CpuError> {
+    set_local_interrupts(vcpu)?;
+    let mut sregs = vcpu.get_sregs().map_err(state("system registers"))?;
+    regs::set_system_registers(&mut sregs, entry.protocol);
+    vcpu.set_sregs(&sregs).map_err(state("system registers"))?;
+    vcpu.set_regs(&regs::registers(entry)).map_err(state("registers"))?;
+    vcpu.set_fpu(&regs::fpu()).map_err(state("floating-point state"))
 }
 
 fn host_leaf(leaf: u32) -> [u32; 4] {

@@ -9,7 +9,6 @@ use std::sync::MutexGuard;
 use super::{Devices, lock};
 use crate::devices::legacy::VmGenIdError;
 use crate::devices::virtio::blk::Blk;
-use crate::devices::virtio::vsock::Vsock;
 use crate::devices::{Saved, StateError};
 use crate::memory::GuestRam;
 
@@ -77,11 +76,6 @@ impl Devices {
     /// paused.
     pub(in crate::vm) fn disks(&self) -> impl Iterator<Item = MutexGuard<'_, Blk>> {
         self.disks.iter().map(|disk| lock(disk))
-    }
-
-    /// The vsock device, if the machine has one.
-    pub(in crate::vm) fn vsock(&self) -> Option<MutexGuard<'_, Vsock>> {
-        self.vsock.as_ref().map(|vsock| lock(vsock))
     }
 }
 

@@ -7,6 +7,8 @@ use std::os::unix::net::UnixStream;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+use coppice_vmm_protocol::{BootSpec, DiskSpec, VsockSpec};
+
 use super::*;
 
 /// A valid request with everything in it, to be spoiled by each test.
@@ -46,13 +48,16 @@ fn request() -> Request {
     let wire = MachineSpec {
         vcpus: 2,
         memory_mib: 128,
-        kernel: KERNEL,
-        initrd: Some(INITRD),
-        cmdline: "console=ttyS0".into(),
+        start: Start::Boot(BootSpec {
+            kernel: KERNEL,
+            initrd: Some(INITRD),
+            cmdline: "console=ttyS0".into(),
+        }),
         disks: vec![DiskSpec {
             fd: DISK,
             read_only: false,
             overlay: Some(OVERLAY),
+            layers: Vec::new(),
             serial: "root".into(),
         }],
         vsock: Some(VsockSpec {
@@ -100,9 +105,10 @@ fn null() -> File {
 #[test]
 fn everything_given_is_taken() {
     let request = request();
-    let spec = Spec::from_wire(request.wire, request.fds).unwrap();
+    let (spec, origin) = Spec::from_wire(request.wire, request.fds).unwrap();
     assert_eq!((spec.vcpus, spec.memory_mib, spec.rng), (2, 128, true));
-    assert!(spec.initrd.is_some() && spec.vsock.is_some() && spec.balloon.is_some());
+    assert!(matches!(origin, Origin::Boot(Boot { initrd: Some(_), .. })));
+    assert!(spec.vsock.is_some() && spec.balloon.is_some());
     assert!(spec.console_input.is_some() && spec.console_output.is_some());
     assert!(spec.disks[0].overlay.is_some());
 }
@@ -121,23 +127,27 @@ fn too_little_memory_is_a_memory_error() {
 
 #[test]
 fn a_long_command_line_says_how_long_it_may_be() {
-    let long = request().spoil(|w| w.cmdline = "x".repeat(CMDLINE_MAX));
+    let long = request().spoil(|w| w.boot_mut().unwrap().cmdline = "x".repeat(CMDLINE_MAX));
     refused(long, ErrorKind::Cmdline, "at most 2047");
-    let longest = request().spoil(|w| w.cmdline = "x".repeat(CMDLINE_MAX - 1));
+    let longest = request().spoil(|w| w.boot_mut().unwrap().cmdline = "x".repeat(CMDLINE_MAX - 1));
     Spec::from_wire(longest.wire, longest.fds).unwrap();
 }
 
 #[test]
 fn a_command_line_that_is_not_printable_ascii_is_refused() {
     for bad in ["a\0b", "a\nb", "caf\u{e9}"] {
-        refused(request().spoil(|w| w.cmdline = bad.into()), ErrorKind::Cmdline, "ASCII");
+        refused(
+            request().spoil(|w| w.boot_mut().unwrap().cmdline = bad.into()),
+            ErrorKind::Cmdline,
+            "ASCII",
+        );
     }
 }
 
 #[test]
 fn a_descriptor_that_was_not_passed_is_named() {
     refused(
-        request().spoil(|w| w.kernel = 99),
+        request().spoil(|w| w.boot_mut().unwrap().kernel = 99),
         ErrorKind::BadRequest,
         "the kernel is descriptor 99",
     );
@@ -145,7 +155,11 @@ fn a_descriptor_that_was_not_passed_is_named() {
 
 #[test]
 fn a_descriptor_is_not_used_twice() {
-    refused(request().spoil(|w| w.initrd = Some(KERNEL)), ErrorKind::BadRequest, "the initrd");
+    refused(
+        request().spoil(|w| w.boot_mut().unwrap().initrd = Some(KERNEL)),
+        ErrorKind::BadRequest,
+        "the initrd",
+    );
 }
 
 #[test]
@@ -245,8 +259,8 @@ proptest! {
         let wire = &mut request.wire;
         wire.vcpus = vcpus;
         wire.memory_mib = memory_mib;
-        wire.kernel = indices[0];
-        wire.initrd = Some(indices[1]);
+        wire.boot_mut().unwrap().kernel = indices[0];
+        wire.boot_mut().unwrap().initrd = Some(indices[1]);
         wire.disks[0].fd = indices[2];
         wire.disks[0].overlay = Some(indices[3]);
         wire.vsock = Some(VsockSpec {
@@ -257,7 +271,7 @@ proptest! {
         });
         wire.console = Some(ConsoleSpec { input: Some(indices[6]), output: Some(indices[7]) });
         wire.balloon = Some(BalloonSpec { target_mib, free_page_reporting: false });
-        if let Ok(spec) = Spec::from_wire(request.wire, request.fds) {
+        if let Ok((spec, _)) = Spec::from_wire(request.wire, request.fds) {
             prop_assert!((1..=8).contains(&spec.vcpus));
             prop_assert!(spec.memory_mib >= 64);
         }

@@ -197,7 +197,11 @@ impl VirtioDevice for Balloon {
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
-        self.active = Some(Active::new(activation, None));
+        let active = self.active.insert(Active::new(activation, None));
+        // Linux kicks this queue before it says that it is ready, when nobody can look yet.
+        if let Some(index) = active.statistics_index() {
+            self.queue_event(index);
+        }
         Ok(())
     }
 

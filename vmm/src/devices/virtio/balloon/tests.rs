@@ -25,14 +25,20 @@ struct Guest {
 }
 
 fn guest(features: u64) -> Guest {
+    prepared(features, |_| {})
+}
+
+/// A guest whose driver does `prepare` before it says that it is ready.
+fn prepared(features: u64, prepare: impl FnOnce(&mut [Driver])) -> Guest {
     let ram = memory();
     let mut balloon = Balloon::new(0, true);
-    let drivers: Vec<_> = (0..balloon.required_queues(features))
+    let mut drivers: Vec<_> = (0..balloon.required_queues(features))
         .map(|index| {
             let base = 0x10_0000 + 0x1_0000 * u64::try_from(index).unwrap();
             Driver::new(&ram, base, QUEUE_SIZE)
         })
         .collect();
+    prepare(&mut drivers);
     let (interrupt, _) = interrupt();
     let refs: Vec<_> = drivers.iter().collect();
     balloon.activate(Driver::activation(&refs, &interrupt, features)).unwrap();
@@ -165,6 +171,13 @@ fn statistics_come_by_name_and_unknown_ones_are_skipped() {
     let expected: BTreeMap<String, u64> =
         [("free_memory".to_owned(), 1 << 20), ("total_memory".to_owned(), 1 << 30)].into();
     assert_eq!(guest.balloon.statistics(), expected);
+}
+
+#[test]
+fn a_statistics_buffer_from_before_the_driver_was_ready_is_taken() {
+    let mut guest = prepared(ALL, |drivers| drivers[2].offer(&[(LIST, 10, false)]));
+    guest.balloon.statistics();
+    assert_eq!(guest.drivers[2].completed(), Some((0, 0)));
 }
 
 #[test]

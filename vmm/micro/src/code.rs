@@ -3,31 +3,32 @@
 //! The kernel file has the PVH note, so guests start in flat 32-bit mode without paging
 //! (Xen's `docs/misc/pvh.pandoc`).
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 
 /// Where the code is loaded and entered.
-pub(crate) const LOAD_ADDRESS: u32 = 0x10_0000;
+pub const LOAD_ADDRESS: u32 = 0x10_0000;
 /// Where application processors start, in real mode; a start-up interrupt names it by its page.
-pub(crate) const AP_ADDRESS: u32 = 0x8000;
+pub const AP_ADDRESS: u32 = 0x8000;
 /// A counter that application processors raise when they run.
-pub(crate) const AP_COUNTER: u16 = 0x8800;
+pub const AP_COUNTER: u16 = 0x8800;
 
 const SERIAL: u16 = 0x3F8;
 const LOCAL_APIC_ICR: u32 = 0xFEE0_0300;
 
 /// Machine code under construction.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Code {
+pub struct Code {
     bytes: Vec<u8>,
 }
 
 impl Code {
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self::default()
     }
 
-    pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
+    pub fn raw(mut self, bytes: &[u8]) -> Self {
         self.bytes.extend_from_slice(bytes);
         self
     }
@@ -37,17 +38,17 @@ impl Code {
     }
 
     /// `mov dx, port; mov al, value; out dx, al`
-    pub(crate) fn out(self, port: u16, value: u8) -> Self {
+    pub fn out(self, port: u16, value: u8) -> Self {
         self.raw(&[0x66, 0xBA]).raw(&port.to_le_bytes()).raw(&[0xB0, value, 0xEE])
     }
 
     /// Writes text to the serial port, one byte per instruction.
-    pub(crate) fn print(self, text: &str) -> Self {
+    pub fn print(self, text: &str) -> Self {
         text.bytes().fold(self, |code, byte| code.out(SERIAL, byte))
     }
 
     /// Writes text to the serial port with one repeated string instruction.
-    pub(crate) fn print_string(self, text: &str) -> Self {
+    pub fn print_string(self, text: &str) -> Self {
         // The text stands in the code, jumped over.
         let len = u8::try_from(text.len()).unwrap();
         let code = self.raw(&[0xEB, len]);
@@ -61,7 +62,7 @@ impl Code {
     }
 
     /// Prints `Y` if the 32 bits at `address` are `value`, else `N`.
-    pub(crate) fn print_if_equal(self, address: u32, value: u32) -> Self {
+    pub fn print_if_equal(self, address: u32, value: u32) -> Self {
         self.with(&[0xA1], address)
             .with(&[0x3D], value)
             // mov al, 'Y'; je +2; mov al, 'N'
@@ -72,42 +73,100 @@ impl Code {
     }
 
     /// `mov dword [address], value`
-    pub(crate) fn store(self, address: u32, value: u32) -> Self {
+    pub fn store(self, address: u32, value: u32) -> Self {
         self.raw(&[0xC7, 0x05]).raw(&address.to_le_bytes()).raw(&value.to_le_bytes())
     }
 
     /// Powers off through the ACPI sleep control register.
-    pub(crate) fn power_off(self) -> Self {
+    pub fn power_off(self) -> Self {
         self.out(0x600, 0x20 | 5 << 2).spin()
     }
 
     /// Loads an interrupt table without entries and divides by zero.
-    pub(crate) fn triple_fault(self) -> Self {
+    pub fn triple_fault(self) -> Self {
         // lidt [0x8FF0] (zeroes); xor ecx, ecx; div ecx
         self.with(&[0x0F, 0x01, 0x1D], 0x8FF0).raw(&[0x31, 0xC9, 0xF7, 0xF1])
     }
 
     /// Loops for ever without an exit.
-    pub(crate) fn spin(self) -> Self {
+    pub fn spin(self) -> Self {
         self.raw(&[0xEB, 0xFE])
     }
 
     /// Halts for ever with interrupts off.
-    pub(crate) fn halt(self) -> Self {
+    pub fn halt(self) -> Self {
         self.raw(&[0xFA, 0xF4, 0xEB, 0xFD])
     }
 
     /// Writes one byte to the serial port for ever.
-    pub(crate) fn print_for_ever(self, byte: u8) -> Self {
+    pub fn print_for_ever(self, byte: u8) -> Self {
         self.raw(&[0x66, 0xBA])
             .raw(&SERIAL.to_le_bytes())
             // mov al, byte; out dx, al; jmp to the out
             .raw(&[0xB0, byte, 0xEE, 0xEB, 0xFD])
     }
 
+    /// An interpreter of commands on the serial port, each answered when it is done:
+    ///
+    /// | command | does | answers |
+    /// |---|---|---|
+    /// | `w` address value | writes 32 bits | `k` |
+    /// | `f` address value count | writes 32 bits at the start of each of `count` pages | `k` |
+    /// | `r` address | reads 32 bits | the bits |
+    /// | `s` address count | adds up 32 bits at the start of each of `count` pages | the sum |
+    ///
+    /// All operands are 32 bits, little-endian. [`crate::Interpreter`] speaks it.
+    pub fn interpreter(self) -> Self {
+        let mut asm = Assembler::default();
+        let [low, high] = SERIAL.to_le_bytes();
+        // The stack is used by calls only. mov esp, 0x90000
+        asm.code(&[0xBC, 0x00, 0x00, 0x09, 0x00]);
+        // The UART takes input only from one who wants interrupts; they stay masked here.
+        // mov dx, interrupt enable; mov al, 1; out dx, al
+        asm.code(&[0x66, 0xBA, low + 1, high, 0xB0, 1, 0xEE]).label("main").call("byte");
+        for (command, label) in [(b'w', "write"), (b'f', "fill"), (b'r', "read"), (b's', "sum")] {
+            asm.code(&[0x3C, command]).jump_if_equal(label);
+        }
+        asm.jump("main");
+        // mov edi, ebx
+        asm.label("write").call("word").code(&[0x89, 0xDF]).call("word");
+        // mov [edi], ebx
+        asm.code(&[0x89, 0x1F]).jump("done");
+        // mov edi, ebx; mov ebp, ebx
+        asm.label("fill").call("word").code(&[0x89, 0xDF]).call("word").code(&[0x89, 0xDD]);
+        // mov ecx, ebx; test ecx, ecx
+        asm.call("word").code(&[0x89, 0xD9]).label("fill next").code(&[0x85, 0xC9]);
+        asm.jump_if_equal("done");
+        // mov [edi], ebp; add edi, 4096; dec ecx
+        asm.code(&[0x89, 0x2F, 0x81, 0xC7, 0x00, 0x10, 0x00, 0x00, 0x49]).jump("fill next");
+        // mov ebx, [ebx]
+        asm.label("read").call("word").code(&[0x8B, 0x1B]).jump("answer");
+        // mov edi, ebx; mov ecx, ebx; xor ebx, ebx
+        asm.label("sum").call("word").code(&[0x89, 0xDF]).call("word");
+        asm.code(&[0x89, 0xD9, 0x31, 0xDB]).label("sum next").code(&[0x85, 0xC9]);
+        asm.jump_if_equal("answer");
+        // add ebx, [edi]; add edi, 4096; dec ecx
+        asm.code(&[0x03, 0x1F, 0x81, 0xC7, 0x00, 0x10, 0x00, 0x00, 0x49]).jump("sum next");
+        // mov dx, serial; mov al, 'k'; out dx, al
+        asm.label("done").code(&[0x66, 0xBA, low, high, 0xB0, b'k', 0xEE]).jump("main");
+        // mov ecx, 4; mov dx, serial; then mov al, bl; out dx, al; ror ebx, 8; dec ecx
+        asm.label("answer").code(&[0xB9, 4, 0, 0, 0, 0x66, 0xBA, low, high]);
+        asm.label("answer next").code(&[0x88, 0xD8, 0xEE, 0xC1, 0xCB, 8, 0x49]);
+        asm.jump_if_not_equal("answer next").jump("main");
+        // The next byte in al: mov dx, line status; in al, dx; test al, 1
+        asm.label("byte").code(&[0x66, 0xBA, low + 5, high]).label("poll");
+        asm.code(&[0xEC, 0xA8, 1]).jump_if_equal("poll");
+        // mov dx, serial; in al, dx; ret
+        asm.code(&[0x66, 0xBA, low, high, 0xEC, 0xC3]);
+        // The next word in ebx: mov esi, 4; then mov bl, al; ror ebx, 8; dec esi; ret
+        asm.label("word").code(&[0xBE, 4, 0, 0, 0]).label("word next").call("byte");
+        asm.code(&[0x88, 0xC3, 0xC1, 0xCB, 8, 0x4E]).jump_if_not_equal("word next").code(&[0xC3]);
+        self.raw(&asm.link())
+    }
+
     /// Starts `count` application processors: the n-th to arrive prints the n-th letter for
     /// ever. Continues on the boot processor.
-    pub(crate) fn start_processors(self) -> Self {
+    pub fn start_processors(self) -> Self {
         let program = ap_program();
         let len = u8::try_from(program.len()).unwrap();
         let code = self.raw(&[0xEB, len]);
@@ -124,14 +183,14 @@ impl Code {
     }
 
     /// The kernel file: an ELF header, one loaded segment, and the PVH note.
-    pub(crate) fn kernel(&self) -> File {
+    pub fn kernel(&self) -> File {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&self.elf()).unwrap();
         file
     }
 
     /// The bytes of [`Code::kernel`].
-    pub(crate) fn elf(&self) -> Vec<u8> {
+    pub fn elf(&self) -> Vec<u8> {
         const HEADER: u64 = 64;
         const SEGMENT: u64 = 56;
         const NOTE: u64 = 20;
@@ -167,6 +226,58 @@ impl Code {
         elf.extend(LOAD_ADDRESS.to_le_bytes());
         elf.extend(&self.bytes);
         elf
+    }
+}
+
+/// Code with labels: all jumps and calls have 32-bit displacements.
+#[derive(Debug, Default)]
+struct Assembler {
+    bytes: Vec<u8>,
+    labels: HashMap<&'static str, usize>,
+    /// Where a displacement belongs, and to which label.
+    uses: Vec<(usize, &'static str)>,
+}
+
+impl Assembler {
+    fn code(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    fn label(&mut self, name: &'static str) -> &mut Self {
+        self.labels.insert(name, self.bytes.len());
+        self
+    }
+
+    fn to(&mut self, opcode: &[u8], label: &'static str) -> &mut Self {
+        self.code(opcode);
+        self.uses.push((self.bytes.len(), label));
+        self.code(&[0; 4])
+    }
+
+    fn call(&mut self, label: &'static str) -> &mut Self {
+        self.to(&[0xE8], label)
+    }
+
+    fn jump(&mut self, label: &'static str) -> &mut Self {
+        self.to(&[0xE9], label)
+    }
+
+    fn jump_if_equal(&mut self, label: &'static str) -> &mut Self {
+        self.to(&[0x0F, 0x84], label)
+    }
+
+    fn jump_if_not_equal(&mut self, label: &'static str) -> &mut Self {
+        self.to(&[0x0F, 0x85], label)
+    }
+
+    fn link(mut self) -> Vec<u8> {
+        for (at, label) in self.uses {
+            let target = i32::try_from(self.labels[label]).unwrap();
+            let next = i32::try_from(at + 4).unwrap();
+            self.bytes[at..at + 4].copy_from_slice(&(target - next).to_le_bytes());
+        }
+        self.bytes
     }
 }
 

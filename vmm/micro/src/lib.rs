@@ -1,28 +1,44 @@
 //! Micro-guests: a few hand-written instructions in a real ELF kernel file, run by the real
 //! `coppice-vmm` over a real control socket on whatever /dev/kvm opens.
 
-#![allow(dead_code, reason = "each test program uses its own part of this module")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    missing_docs,
+    reason = "helpers of tests and benches, which have nothing better to do with a failure"
+)]
 
-pub(crate) mod code;
+pub mod code;
 
 use std::fs::File;
-use std::io::{PipeReader, Read, Write};
+use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
 use coppice_vmm_protocol::{
-    ConsoleSpec, ControlSocket, ErrorBody, Event, EventBody, ExitReason, Incoming, MachineSpec, Op,
-    Request, ResultBody, SocketError, VmStatus,
+    BootSpec, ConsoleSpec, ControlSocket, ErrorBody, Event, EventBody, ExitReason, Incoming,
+    MachineSpec, Op, Request, ResultBody, SocketError, Start, VmStatus,
 };
 
-pub(crate) use code::Code;
+pub use code::Code;
 
-/// The program under test.
-pub(crate) const VMM: &str = env!("CARGO_BIN_EXE_coppice-vmm");
+/// The program under test: what `COPPICE_VMM` names, else `coppice-vmm` next to this program or,
+/// for a test program, in the directory above.
+pub fn vmm() -> String {
+    if let Ok(path) = std::env::var("COPPICE_VMM") {
+        return path;
+    }
+    let own = std::env::current_exe().unwrap();
+    let beside = own.with_file_name("coppice-vmm");
+    let above = own.parent().and_then(std::path::Path::parent).map(|dir| dir.join("coppice-vmm"));
+    let found = [Some(beside), above].into_iter().flatten().find(|path| path.is_file());
+    found.expect("coppice-vmm is not built").into_os_string().into_string().unwrap()
+}
 
 /// Whether micro-guests can run here; says so when not, since a test that did not run must not
 /// look like one that passed.
-pub(crate) fn kvm() -> bool {
+pub fn kvm() -> bool {
     let opens = File::options().read(true).write(true).open("/dev/kvm").is_ok();
     if !opens {
         // Straight to the terminal: the test harness hides what passing tests print.
@@ -32,13 +48,11 @@ pub(crate) fn kvm() -> bool {
 }
 
 /// A machine with one vCPU, the least memory and nothing else.
-pub(crate) fn plain_spec() -> MachineSpec {
+pub fn plain_spec() -> MachineSpec {
     MachineSpec {
         vcpus: 1,
         memory_mib: 64,
-        kernel: 0,
-        initrd: None,
-        cmdline: String::new(),
+        start: Start::Boot(BootSpec { kernel: 0, initrd: None, cmdline: String::new() }),
         disks: Vec::new(),
         vsock: None,
         console: Some(ConsoleSpec { input: None, output: Some(1) }),
@@ -48,16 +62,16 @@ pub(crate) fn plain_spec() -> MachineSpec {
 }
 
 /// A `coppice-vmm` process and the manager's end of its control socket.
-pub(crate) struct Vmm {
-    pub(crate) child: Child,
-    pub(crate) socket: ControlSocket,
+pub struct Vmm {
+    pub child: Child,
+    pub socket: ControlSocket,
     next_id: u64,
     /// Events that came while a reply was awaited.
     events: Vec<EventBody>,
 }
 
 /// A command that runs `program` with `socket` as descriptor 3.
-pub(crate) fn command_with_socket(program: &str, socket: OwnedFd) -> Command {
+pub fn command_with_socket(program: &str, socket: OwnedFd) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("exec {program} 3<&0 0</dev/null")]).stdin(socket);
     command
@@ -65,19 +79,19 @@ pub(crate) fn command_with_socket(program: &str, socket: OwnedFd) -> Command {
 
 impl Vmm {
     /// Starts a process without a machine.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let (ours, theirs) = ControlSocket::pair().unwrap();
-        let program = format!("'{VMM}' --control-fd 3");
+        let program = format!("'{}' --control-fd 3", vmm());
         Self::with(command_with_socket(&program, theirs.into_fd()).spawn().unwrap(), ours)
     }
 
     /// Takes over a process that serves the other end of `socket`.
-    pub(crate) fn with(child: Child, socket: ControlSocket) -> Self {
+    pub fn with(child: Child, socket: ControlSocket) -> Self {
         Self { child, socket, next_id: 1, events: Vec::new() }
     }
 
     /// Starts a process and a machine that runs `code`; returns its console output too.
-    pub(crate) fn boot(code: &Code, change: impl FnOnce(&mut MachineSpec)) -> (Self, Console) {
+    pub fn boot(code: &Code, change: impl FnOnce(&mut MachineSpec)) -> (Self, Console) {
         let mut vmm = Self::start();
         let console = vmm.create(code, change);
         vmm.done(Op::Start {});
@@ -85,7 +99,7 @@ impl Vmm {
     }
 
     /// Creates a machine that will run `code`.
-    pub(crate) fn create(&mut self, code: &Code, change: impl FnOnce(&mut MachineSpec)) -> Console {
+    pub fn create(&mut self, code: &Code, change: impl FnOnce(&mut MachineSpec)) -> Console {
         let (reader, writer) = std::io::pipe().unwrap();
         let kernel = code.kernel();
         let mut spec = plain_spec();
@@ -97,20 +111,20 @@ impl Vmm {
     }
 
     /// Sends a request and waits for its answer.
-    pub(crate) fn request_with(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> ResultBody {
+    pub fn request_with(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> ResultBody {
         self.send(op, fds).unwrap();
         self.answer().unwrap()
     }
 
     /// Sends a request.
-    pub(crate) fn send(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
+    pub fn send(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> Result<(), SocketError> {
         let id = self.next_id;
         self.next_id += 1;
         self.socket.send(&Request { id, op }, fds)
     }
 
     /// Waits for the answer to the request sent last.
-    pub(crate) fn answer(&mut self) -> Result<ResultBody, SocketError> {
+    pub fn answer(&mut self) -> Result<ResultBody, SocketError> {
         loop {
             match self.socket.receive::<Incoming>()?.0 {
                 Incoming::Reply(reply) => {
@@ -124,13 +138,13 @@ impl Vmm {
 
     /// A request without descriptors that must succeed.
     #[track_caller]
-    pub(crate) fn done(&mut self, op: Op) {
+    pub fn done(&mut self, op: Op) {
         assert_eq!(self.request_with(op, &[]), ResultBody::Done);
     }
 
     /// A request that must fail.
     #[track_caller]
-    pub(crate) fn refused(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> ErrorBody {
+    pub fn refused(&mut self, op: Op, fds: &[BorrowedFd<'_>]) -> ErrorBody {
         match self.request_with(op, fds) {
             ResultBody::Error(error) => error,
             other => panic!("not refused: {other:?}"),
@@ -138,7 +152,7 @@ impl Vmm {
     }
 
     /// The machine's state and counters.
-    pub(crate) fn status(&mut self) -> VmStatus {
+    pub fn status(&mut self) -> VmStatus {
         match self.request_with(Op::Status {}, &[]) {
             ResultBody::Status(status) => status,
             other => panic!("no status: {other:?}"),
@@ -146,7 +160,7 @@ impl Vmm {
     }
 
     /// Reads events to the end of the connection, then waits for the process.
-    pub(crate) fn end(mut self) -> End {
+    pub fn end(mut self) -> End {
         loop {
             match self.socket.receive::<Incoming>() {
                 Ok((Incoming::Event(Event { event }), _)) => self.events.push(event),
@@ -160,15 +174,15 @@ impl Vmm {
 }
 
 /// How a process ended.
-pub(crate) struct End {
-    pub(crate) events: Vec<EventBody>,
-    pub(crate) status: ExitStatus,
+pub struct End {
+    pub events: Vec<EventBody>,
+    pub status: ExitStatus,
 }
 
 impl End {
     /// The reason in the last event.
     #[track_caller]
-    pub(crate) fn reason(&self) -> ExitReason {
+    pub fn reason(&self) -> ExitReason {
         match self.events.last() {
             Some(EventBody::Exited { reason }) => reason.clone(),
             other => panic!("the last event is {other:?}"),
@@ -176,26 +190,26 @@ impl End {
     }
 
     #[track_caller]
-    pub(crate) fn expect(&self, reason: &ExitReason, code: i32) {
+    pub fn expect(&self, reason: &ExitReason, code: i32) {
         assert_eq!((&self.reason(), self.status.code()), (reason, Some(code)));
     }
 }
 
 /// What the guest writes to its serial console.
-pub(crate) struct Console {
-    pub(crate) reader: PipeReader,
+pub struct Console {
+    pub reader: PipeReader,
 }
 
 impl Console {
     /// Waits for the next byte.
-    pub(crate) fn byte(&mut self) -> u8 {
+    pub fn byte(&mut self) -> u8 {
         let mut byte = [0];
         self.reader.read_exact(&mut byte).unwrap();
         byte[0]
     }
 
     /// Reads until each of `wanted` has been seen at least once since this call.
-    pub(crate) fn wait_for_all(&mut self, wanted: &[u8]) {
+    pub fn wait_for_all(&mut self, wanted: &[u8]) {
         let mut missing = wanted.to_vec();
         while !missing.is_empty() {
             let byte = self.byte();
@@ -204,21 +218,78 @@ impl Console {
     }
 
     /// Everything up to the end of the machine.
-    pub(crate) fn rest(mut self) -> String {
+    pub fn rest(mut self) -> String {
         let mut text = String::new();
         self.reader.read_to_string(&mut text).unwrap();
         text
     }
 }
 
+/// The host's side of [`Code::interpreter`]: a guest that does what it is told over its console.
+pub struct Interpreter {
+    input: PipeWriter,
+    output: PipeReader,
+}
+
+impl Interpreter {
+    /// The console's two ends, for this side and for the guest.
+    pub fn pipes() -> (Self, PipeReader, PipeWriter) {
+        let (theirs_in, input) = std::io::pipe().unwrap();
+        let (output, theirs_out) = std::io::pipe().unwrap();
+        (Self { input, output }, theirs_in, theirs_out)
+    }
+
+    fn tell(&mut self, command: u8, operands: &[u32]) {
+        let mut bytes = vec![command];
+        operands.iter().for_each(|operand| bytes.extend(operand.to_le_bytes()));
+        self.input.write_all(&bytes).unwrap();
+    }
+
+    fn done(&mut self) {
+        let mut answer = [0];
+        self.output.read_exact(&mut answer).unwrap();
+        assert_eq!(answer, *b"k");
+    }
+
+    fn answer(&mut self) -> u32 {
+        let mut answer = [0; 4];
+        self.output.read_exact(&mut answer).unwrap();
+        u32::from_le_bytes(answer)
+    }
+
+    /// Writes 32 bits.
+    pub fn write(&mut self, address: u32, value: u32) {
+        self.tell(b'w', &[address, value]);
+        self.done();
+    }
+
+    /// Writes 32 bits at the start of each of `count` pages.
+    pub fn fill(&mut self, address: u32, value: u32, count: u32) {
+        self.tell(b'f', &[address, value, count]);
+        self.done();
+    }
+
+    /// Reads 32 bits.
+    pub fn read(&mut self, address: u32) -> u32 {
+        self.tell(b'r', &[address]);
+        self.answer()
+    }
+
+    /// Adds up 32 bits at the start of each of `count` pages.
+    pub fn sum(&mut self, address: u32, count: u32) -> u32 {
+        self.tell(b's', &[address, count]);
+        self.answer()
+    }
+}
+
 /// A descriptor that is none of what a machine is made of.
-pub(crate) fn null() -> File {
+pub fn null() -> File {
     File::options().read(true).write(true).open("/dev/null").unwrap()
 }
 
 /// Runs the program with arguments and gives what it printed.
-pub(crate) fn run(args: &[&str]) -> (ExitStatus, String, String) {
-    let output = Command::new(VMM).args(args).stdin(Stdio::null()).output().unwrap();
+pub fn run(args: &[&str]) -> (ExitStatus, String, String) {
+    let output = Command::new(vmm()).args(args).stdin(Stdio::null()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status, text(output.stdout), text(output.stderr))
 }

@@ -1,0 +1,140 @@
+//! What a machine needs of KVM, made before or while it is known what the machine is.
+//!
+//! Registering memory slots and making vCPUs takes most of the time of building a machine and
+//! depends on its shape alone. A shell that waits with all that lets a clone skip it.
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use coppice_image::CpuIdentity;
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use vm_memory::bitmap::AtomicBitmap;
+
+use super::error::VmError;
+use super::host;
+use crate::boot::cpu::CpuTemplate;
+use crate::memory::{self, GuestRam, layout};
+use crate::sys::kvm::VmWithRam;
+use crate::sys::pagemap::Pagemap;
+use crate::vcpu::state::MsrList;
+
+/// Stack of the thread that fills memory; it is the size of an I/O thread's, which then gets the
+/// same memory.
+const LOADER_STACK: usize = 256 * 1024;
+
+/// How long making the virtual machine has the processors to itself: filling memory begins when
+/// it is done, or after this time, by which it has come to its wait. Without it a thread at work
+/// would, on a busy host, keep KVM's new thread from beginning to wait.
+const HEAD_START: Duration = Duration::from_micros(500);
+
+/// A virtual machine with memory and vCPUs that nothing runs in yet.
+pub(super) struct Shell {
+    pub(super) vm: Arc<VmWithRam<AtomicBitmap>>,
+    pub(super) vcpus: Vec<VcpuFd>,
+    pub(super) identity: CpuIdentity,
+    pub(super) msrs: MsrList,
+    pub(super) pagemap: Pagemap,
+    pub(super) memory_mib: u32,
+}
+
+impl Shell {
+    /// Makes a shell for `vcpus` vCPUs and `memory_mib` MiB of RAM.
+    ///
+    /// # Errors
+    /// [`VmError`]; nothing is left behind.
+    pub(super) fn new(vcpus: u8, memory_mib: u32) -> Result<Self, VmError> {
+        Self::with(vcpus, memory_mib, |_| Ok(())).map(|(shell, ())| shell)
+    }
+
+    /// As [`Shell::new`], and fills memory by `fill` meanwhile.
+    ///
+    /// # Errors
+    /// [`VmError`], also that of `fill`; nothing is left behind.
+    pub(super) fn with<T: Send>(
+        vcpus: u8,
+        memory_mib: u32,
+        fill: impl FnOnce(&Arc<GuestRam>) -> Result<T, VmError> + Send,
+    ) -> Result<(Self, T), VmError> {
+        let kvm = host::open_kvm()?;
+        host::check_capabilities(&kvm)?;
+        let ram = Arc::new(memory::map(memory_mib)?);
+        let (vm, filled) = create_while(&kvm, || fill(&ram))?;
+        let vm = VmWithRam::new(vm, ram)
+            .map_err(|source| VmError::Step { step: "take the guest's memory", source })?;
+        vm.keep_dirty_log().map_err(|source| VmError::Step { step: "keep dirty logs", source })?;
+        let template =
+            CpuTemplate::new(&kvm, vcpus).map_err(|source| VmError::Cpu { index: 0, source })?;
+        let fds = (0..vcpus)
+            .map(|index| create_vcpu(&template, vm.vm(), index))
+            .collect::<Result<_, _>>()?;
+        let shell = Self {
+            vm: Arc::new(vm),
+            vcpus: fds,
+            identity: template.identity(),
+            msrs: MsrList::new(&kvm)?,
+            pagemap: Pagemap::open().map_err(VmError::Pagemap)?,
+            memory_mib,
+        };
+        Ok((shell, filled))
+    }
+
+    /// Whether a machine of this shape can be made in it.
+    ///
+    /// # Errors
+    /// [`VmError::Shape`].
+    pub(super) fn check(&self, vcpus: u8, memory_mib: u32) -> Result<(), VmError> {
+        if self.vcpus.len() == usize::from(vcpus) && self.memory_mib == memory_mib {
+            return Ok(());
+        }
+        Err(VmError::Shape { vcpus: self.vcpus.len(), memory_mib: self.memory_mib })
+    }
+}
+
+/// Makes the virtual machine and, while that waits, does `meanwhile`.
+///
+/// For a new virtual machine KVM moves a thread of its own into our control groups, which waits
+/// for an RCU grace period of the host: some milliseconds of nothing, in which a kernel is read.
+fn create_while<T: Send>(
+    kvm: &Kvm,
+    meanwhile: impl FnOnce() -> Result<T, VmError> + Send,
+) -> Result<(VmFd, T), VmError> {
+    let (tell, made) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let fill = move || {
+            // Whether it was made or the head start is over, now is the time.
+            let _ = made.recv_timeout(HEAD_START);
+            meanwhile()
+        };
+        let loader = thread::Builder::new()
+            .name("loader".into())
+            .stack_size(LOADER_STACK)
+            .spawn_scoped(scope, fill)
+            .map_err(VmError::Loader)?;
+        // On this thread, the process's main one: KVM names a machine's statistics after it.
+        let vm = create_vm(kvm);
+        drop(tell);
+        let done = loader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok((vm?, done))
+    })
+}
+
+/// Makes the virtual machine with its interrupt controllers.
+///
+/// There is no 8254 timer: kernels that know KVM's clock and the local APIC's timer need none,
+/// and each tick of one would cost exits.
+fn create_vm(kvm: &Kvm) -> Result<VmFd, VmError> {
+    let vm = kvm.create_vm().map_err(VmError::step("create a virtual machine"))?;
+    vm.set_tss_address(layout::KVM_TSS).map_err(VmError::step("place its task state"))?;
+    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP)
+        .map_err(VmError::step("place its identity map"))?;
+    vm.create_irq_chip().map_err(VmError::step("create interrupt controllers"))?;
+    Ok(vm)
+}
+
+/// Makes vCPU `index` as it is before it starts.
+fn create_vcpu(template: &CpuTemplate, vm: &VmFd, index: u8) -> Result<VcpuFd, VmError> {
+    let fd = vm.create_vcpu(index.into()).map_err(VmError::step("create a vCPU"))?;
+    template.configure(&fd, index).map_err(|source| VmError::Cpu { index, source })?;
+    Ok(fd)
+}

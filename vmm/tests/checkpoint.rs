@@ -1,0 +1,286 @@
+//! Checkpoints, clones and rollbacks of micro-guests, over the real control socket.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use coppice_micro::{Code, Interpreter, Vmm, kvm, plain_spec};
+use coppice_vmm_protocol::{
+    ChainSpec, CheckpointInfo, CheckpointSpec, ConsoleSpec, MachineSpec, Op, ResultBody,
+    RollbackInfo, RollbackSpec, Start, VmState,
+};
+
+macro_rules! needs_kvm {
+    () => {
+        if !kvm() {
+            return;
+        }
+    };
+}
+
+/// Where the guest keeps what the tests look at: above its code, and far apart.
+const A: u32 = 0x20_0000;
+const B: u32 = 0x123_4000;
+const C: u32 = 0x300_0000;
+
+/// A checkpoint with all it stands on.
+#[derive(Clone)]
+struct Node {
+    id: String,
+    files: Vec<std::sync::Arc<File>>,
+}
+
+impl Node {
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.files.iter().map(|file| file.as_fd()).collect()
+    }
+
+    fn chain(&self, first: u32) -> ChainSpec {
+        let count = u32::try_from(self.files.len()).unwrap();
+        ChainSpec { id: self.id.clone(), layers: (first..first + count).collect() }
+    }
+}
+
+/// A machine that runs the interpreter.
+struct Machine {
+    vmm: Vmm,
+    guest: Interpreter,
+    /// What it stands on.
+    node: Node,
+}
+
+fn spec(start: Start) -> MachineSpec {
+    MachineSpec {
+        start,
+        console: Some(ConsoleSpec { input: Some(1), output: Some(2) }),
+        rng: true,
+        ..plain_spec()
+    }
+}
+
+impl Machine {
+    fn boot() -> Self {
+        let (guest, input, output) = Interpreter::pipes();
+        let mut vmm = Vmm::start();
+        let kernel = Code::new().interpreter().kernel();
+        let op = Op::Create(Box::new(spec(plain_spec().start)));
+        let fds = [kernel.as_fd(), input.as_fd(), output.as_fd()];
+        assert_eq!(vmm.request_with(op, &fds), ResultBody::Done);
+        vmm.done(Op::Start {});
+        Self { vmm, guest, node: Node { id: String::new(), files: Vec::new() } }
+    }
+
+    fn clone_of(node: &Node) -> Self {
+        Self::clone_in(Vmm::start(), node)
+    }
+
+    fn clone_in(mut vmm: Vmm, node: &Node) -> Self {
+        let (guest, input, output) = Interpreter::pipes();
+        let placeholder = OwnedFd::from(coppice_micro::null());
+        let mut fds = vec![placeholder.as_fd(), input.as_fd(), output.as_fd()];
+        fds.extend(node.fds());
+        let op = Op::Create(Box::new(spec(Start::Checkpoint(node.chain(3)))));
+        assert_eq!(vmm.request_with(op, &fds), ResultBody::Done);
+        vmm.done(Op::Start {});
+        Self { vmm, guest, node: node.clone() }
+    }
+
+    fn try_checkpoint(&mut self, id: &str, file: &File, background: bool) -> ResultBody {
+        let spec = CheckpointSpec {
+            id: id.into(),
+            file: 0,
+            overlays: Vec::new(),
+            meta: "{}".into(),
+            background,
+        };
+        self.vmm.request_with(Op::Checkpoint(spec), &[file.as_fd()])
+    }
+
+    fn checkpoint(&mut self, id: &str, background: bool) -> (Node, CheckpointInfo) {
+        let file = tempfile::tempfile().unwrap();
+        let ResultBody::Checkpoint(info) = self.try_checkpoint(id, &file, background) else {
+            panic!("no checkpoint");
+        };
+        self.vmm.done(Op::Commit { id: id.into() });
+        self.node.id = id.into();
+        self.node.files.push(std::sync::Arc::new(file));
+        (self.node.clone(), info)
+    }
+
+    fn roll_back(&mut self, node: &Node) -> RollbackInfo {
+        let op = Op::Rollback(RollbackSpec { chain: node.chain(0), disks: Vec::new() });
+        match self.vmm.request_with(op, &node.fds()) {
+            ResultBody::Rollback(info) => {
+                self.node = node.clone();
+                info
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_machine_runs_on_after_a_checkpoint() {
+    needs_kvm!();
+    let mut machine = Machine::boot();
+    machine.guest.write(A, 1);
+    let (_, info) = machine.checkpoint("one", false);
+    assert!((1..100).contains(&info.pages), "{info:?}");
+    machine.guest.write(A, 2);
+    assert_eq!(machine.guest.read(A), 2);
+    let status = machine.vmm.status();
+    assert_eq!((status.state, status.checkpoint), (VmState::Running, Some("one".into())));
+}
+
+#[test]
+fn a_clone_has_the_memory_of_its_checkpoint() {
+    needs_kvm!();
+    let mut parent = Machine::boot();
+    parent.guest.write(A, 1);
+    let (node, _) = parent.checkpoint("one", false);
+    parent.guest.write(A, 2);
+    let mut child = Machine::clone_of(&node);
+    assert_eq!(child.guest.read(A), 1);
+    child.guest.write(A, 3);
+    assert_eq!((parent.guest.read(A), child.guest.read(A)), (2, 3));
+}
+
+#[test]
+fn a_prepared_process_makes_a_clone_too() {
+    needs_kvm!();
+    let mut parent = Machine::boot();
+    parent.guest.write(B, 7);
+    let (node, _) = parent.checkpoint("one", false);
+    let mut vmm = Vmm::start();
+    vmm.done(Op::Prepare { vcpus: 1, memory_mib: 64 });
+    let mut child = Machine::clone_in(vmm, &node);
+    assert_eq!(child.guest.read(B), 7);
+}
+
+#[test]
+fn later_checkpoints_hold_only_what_was_written_since() {
+    needs_kvm!();
+    let mut machine = Machine::boot();
+    machine.guest.fill(A, 1, 1000);
+    let (_, first) = machine.checkpoint("one", false);
+    machine.guest.fill(B, 2, 20);
+    let (node, second) = machine.checkpoint("two", false);
+    assert!(first.pages >= 1000 && (20..40).contains(&second.pages), "{first:?} {second:?}");
+    let mut child = Machine::clone_of(&node);
+    assert_eq!((child.guest.sum(A, 1000), child.guest.sum(B, 20)), (1000, 40));
+}
+
+#[test]
+fn a_rollback_brings_memory_back() {
+    needs_kvm!();
+    let mut machine = Machine::boot();
+    machine.guest.fill(A, 1, 300);
+    let (node, _) = machine.checkpoint("one", false);
+    machine.guest.fill(A, 2, 300);
+    machine.guest.fill(C, 9, 5);
+    machine.roll_back(&node);
+    assert_eq!((machine.guest.sum(A, 300), machine.guest.sum(C, 5)), (300, 0));
+}
+
+#[test]
+fn a_rollback_goes_to_any_node_of_the_tree() {
+    needs_kvm!();
+    let mut machine = Machine::boot();
+    let mut nodes = Vec::new();
+    for step in 1..=4u32 {
+        machine.guest.fill(A + step * 0x1000, step, 200);
+        machine.guest.write(B, step);
+        nodes.push((step, machine.checkpoint(&format!("n{step}"), false).0));
+    }
+    machine.roll_back(&nodes[1].1);
+    machine.guest.write(B, 77);
+    machine.guest.write(C, 77);
+    let (side, _) = machine.checkpoint("side", false);
+    machine.roll_back(&nodes[3].1);
+    assert_eq!((machine.guest.read(B), machine.guest.read(C)), (4, 0));
+    machine.roll_back(&side);
+    assert_eq!((machine.guest.read(B), machine.guest.read(C)), (77, 77));
+    for (step, node) in &nodes {
+        machine.roll_back(node);
+        assert_eq!((machine.guest.read(B), machine.guest.read(C)), (*step, 0));
+    }
+}
+
+#[test]
+fn a_clone_can_be_checkpointed_and_rolled_back() {
+    needs_kvm!();
+    let mut parent = Machine::boot();
+    parent.guest.fill(A, 1, 100);
+    let (node, _) = parent.checkpoint("one", false);
+    let mut child = Machine::clone_of(&node);
+    child.guest.fill(A, 2, 100);
+    let (second, info) = child.checkpoint("two", false);
+    assert!((100..140).contains(&info.pages), "{info:?}");
+    child.guest.fill(A, 3, 100);
+    child.roll_back(&second);
+    assert_eq!(child.guest.sum(A, 100), 200);
+    child.roll_back(&node);
+    assert_eq!(child.guest.sum(A, 100), 100);
+    let mut grandchild = Machine::clone_of(&second);
+    assert_eq!(grandchild.guest.sum(A, 100), 200);
+}
+
+#[test]
+fn a_background_checkpoint_has_the_memory_of_its_moment() {
+    needs_kvm!();
+    let mut machine = Machine::boot();
+    machine.guest.fill(A, 1, 4000);
+    machine.checkpoint("one", true);
+    machine.guest.fill(A, 2, 4000);
+    let spec = CheckpointSpec {
+        id: "two".into(),
+        file: 0,
+        overlays: Vec::new(),
+        meta: String::new(),
+        background: true,
+    };
+    let file = tempfile::tempfile().unwrap();
+    machine.vmm.send(Op::Checkpoint(spec), &[file.as_fd()]).unwrap();
+    // Runs while the copy is under way, or before or after it: the result is the same.
+    machine.guest.fill(A, 3, 4000);
+    let ResultBody::Checkpoint(_) = machine.vmm.answer().unwrap() else { panic!() };
+    machine.vmm.done(Op::Commit { id: "two".into() });
+    machine.node.id = "two".into();
+    machine.node.files.push(std::sync::Arc::new(file));
+    let sum = Machine::clone_of(&machine.node).guest.sum(A, 4000);
+    assert!((8000..=12000).contains(&sum), "{sum}");
+    assert_eq!(machine.guest.sum(A, 4000), 12000);
+    let node = machine.node.clone();
+    machine.roll_back(&node);
+    assert_eq!(machine.guest.sum(A, 4000), sum);
+}
+
+#[test]
+fn a_checkpoint_that_fails_loses_nothing() {
+    needs_kvm!();
+    let mut machine = Machine::boot();
+    machine.guest.fill(A, 1, 100);
+    machine.checkpoint("one", false);
+    machine.guest.fill(A, 2, 100);
+    let full = File::options().read(true).write(true).open("/dev/full").unwrap();
+    assert!(matches!(machine.try_checkpoint("bad", &full, false), ResultBody::Error(_)));
+    machine.guest.fill(B, 3, 10);
+    let (node, info) = machine.checkpoint("two", false);
+    assert!(info.pages >= 110, "{info:?}");
+    let mut child = Machine::clone_of(&node);
+    assert_eq!((child.guest.sum(A, 100), child.guest.sum(B, 10)), (200, 30));
+}
+
+#[test]
+fn a_checkpoint_that_is_not_committed_is_not_stood_on() {
+    needs_kvm!();
+    let mut machine = Machine::boot();
+    machine.guest.fill(A, 1, 100);
+    let file = tempfile::tempfile().unwrap();
+    let ResultBody::Checkpoint(_) = machine.try_checkpoint("one", &file, false) else { panic!() };
+    machine.vmm.refused(Op::Commit { id: "other".into() }, &[]);
+    assert_eq!(machine.vmm.status().checkpoint, None);
+    machine.vmm.done(Op::Commit { id: "one".into() });
+    assert_eq!(machine.vmm.status().checkpoint, Some("one".into()));
+}
