@@ -1,7 +1,7 @@
 //! Runs sandboxes, each a microVM of its own, and speaks with the agents in them.
 //!
 //! ```text
-//! sandbox -> { vmm, agent, image, workdir }   doctor -> home   store -> home   failure: a leaf
+//! sandbox -> { store, vmm, agent, image, workdir }   doctor -> home   store -> { vmm, home }
 //! ```
 //!
 //! `vmm` starts a `coppice-vmm` process and asks it things; `agent` speaks with the guest;
@@ -14,6 +14,7 @@ pub mod doctor;
 pub mod failure;
 pub mod home;
 pub mod image;
+mod random;
 pub mod sandbox;
 pub mod store;
 mod sys;

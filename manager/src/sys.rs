@@ -2,11 +2,12 @@
 //! this crate is here.
 
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use coppice_vmm_protocol::ControlSocket;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// First descriptor after standard input, output and error.
@@ -20,11 +21,28 @@ pub(crate) fn pass_only(command: &mut Command, fd: RawFd) {
     unsafe { command.pre_exec(move || close_others_on_exec(fd)) };
 }
 
+/// Has the child lead a session of its own, so that no terminal's end reaches it.
+pub(crate) fn leave_session(command: &mut Command) {
+    let set_session = || match rustix::process::setsid() {
+        Ok(_) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    };
+    // SAFETY: the closure runs between fork and exec and makes one async-signal-safe system call.
+    unsafe { command.pre_exec(set_session) };
+}
+
 /// Has the runtime watch a control socket, which must be non-blocking.
 pub(crate) fn watch(socket: ControlSocket) -> io::Result<AsyncFd<ControlSocket>> {
     // SAFETY: a `ControlSocket` owns its descriptor and never replaces or closes it before it is
     // dropped; its `as_raw_fd` always gives that descriptor.
     let registered = unsafe { AsyncFd::register(socket) };
+    registered.map_err(io::Error::from)
+}
+
+/// Has the runtime watch a descriptor for when it can be read.
+pub(crate) fn watch_readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` owns its descriptor, never replaces it, and closes it when dropped.
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
     registered.map_err(io::Error::from)
 }
 

@@ -1,12 +1,11 @@
 //! `/files`: whole files in and out of the guest, streamed.
 
 use bytes::Bytes;
-use http::StatusCode;
 use http_body_util::BodyExt;
 use hyper::body::{Body as _, Incoming};
 use tokio::io::AsyncRead;
 
-use super::transport::{self, check, request};
+use super::transport::{self, request};
 use super::{Agent, Error};
 
 /// A file on its way out of the guest.
@@ -57,10 +56,7 @@ impl Agent {
             .header("content-type", "application/octet-stream")
             .body(transport::read_from(data))
             .map_err(Error::Request)?;
-        let response = self.envd.open(request).await?;
-        let status = response.status();
-        let body = transport::whole(response.into_body()).await?;
-        check(status, &body, StatusCode::OK)
+        transport::whole(self.envd.open(request).await?).await.map(drop)
     }
 
     /// Opens the file `path` in the guest for reading.
@@ -71,13 +67,7 @@ impl Agent {
         let request = request("GET", &files_uri(path, user), user)
             .body(transport::empty())
             .map_err(Error::Request)?;
-        let response = self.envd.open(request).await?;
-        let status = response.status();
-        let body = response.into_body();
-        if status != StatusCode::OK {
-            let body = transport::whole(body).await?;
-            return Err(transport::refused(status, &body));
-        }
+        let body = self.envd.open(request).await?;
         let size = body.size_hint().exact();
         Ok(Download { body, size })
     }

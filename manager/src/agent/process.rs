@@ -224,13 +224,7 @@ impl Agent {
             builder = builder.header(TIMEOUT_HEADER, timeout.as_millis().max(1).to_string());
         }
         let request = builder.body(transport::bytes(frame)).map_err(Error::Request)?;
-        let response = self.envd.open(request).await?;
-        let status = response.status();
-        let body = response.into_body();
-        if status != StatusCode::OK {
-            let body = transport::whole(body).await?;
-            return Err(transport::refused(status, &body));
-        }
+        let body = self.envd.open(request).await?;
         let decoder = FrameDecoder::new(MAX_MESSAGE);
         let mut stream = ProcessStream { pid: 0, body, decoder };
         match stream.next().await? {

@@ -133,10 +133,14 @@ impl Client {
         Ok((status, body))
     }
 
-    /// Makes a call whose answer is a stream; it gets a connection of its own.
-    pub(super) async fn open(&self, request: Request<Body>) -> Result<Response<Incoming>, Error> {
+    /// Makes a call whose request or answer is a stream, on a connection of its own; gives the
+    /// answer once the agent has agreed.
+    pub(super) async fn open(&self, request: Request<Body>) -> Result<Incoming, Error> {
         let (_sender, response) = self.send_fresh(request).await?;
-        Ok(response)
+        match response.status() {
+            StatusCode::OK => Ok(response.into_body()),
+            status => Err(refused(status, &whole(response.into_body()).await?)),
+        }
     }
 
     async fn send_fresh(
@@ -197,7 +201,7 @@ pub(super) fn check(status: StatusCode, body: &[u8], wanted: StatusCode) -> Resu
 }
 
 /// The error that an unwanted status and its body stand for.
-pub(super) fn refused(status: StatusCode, body: &[u8]) -> Error {
+fn refused(status: StatusCode, body: &[u8]) -> Error {
     if status.is_success() {
         return Error::Protocol(format!("status {status}"));
     }

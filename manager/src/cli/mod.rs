@@ -1,10 +1,16 @@
 //! Command line of `coppice`: arguments here, one module per command.
 
+mod checkpoint;
+mod clone;
+mod command;
 mod doctor;
+mod exec;
 mod fsck;
 mod input;
 mod ls;
 mod output;
+mod power;
+mod reference;
 mod rm;
 mod run;
 mod session;
@@ -17,8 +23,12 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use coppice_manager::failure::{CLASSES, Class, Failure};
+use coppice_manager::store::SandboxRecord;
+use serde_json::json;
 
-/// Run commands in microVMs: each with a kernel of its own, gone when the command ends.
+use self::power::Power;
+
+/// Run commands in microVMs, each with a kernel of its own, and go back to any earlier state.
 #[derive(Debug, Parser)]
 #[command(name = "coppice", version, after_help = EXAMPLES, max_term_width = 100)]
 struct Cli {
@@ -33,6 +43,11 @@ Examples:
   coppice run -it -- bash                     a shell in a microVM
   echo 'print(6 * 7)' | coppice run -i -- python3 -
   coppice run --memory 1024 --cpus 4 --env N=8 -- make -j8
+  coppice run --detach --name web             a microVM that stays
+  coppice exec web -- ./setup.sh
+  coppice checkpoint web --name ready         keep its state
+  coppice clone ready -n 10                   ten more that go on from there
+  coppice rollback web ready                  undo what web did since
 
 Kernels and images are looked for in COPPICE_HOME; `cargo xtask kernel` and `cargo xtask rootfs`
 make them.";
@@ -42,6 +57,20 @@ enum Command {
     /// Boot a microVM, run a command in it, and remove it
     #[command(after_help = run::EXAMPLES, after_long_help = run::long_help())]
     Run(Box<run::Args>),
+    /// Run a command in a sandbox that was started with `run --detach` or `clone`
+    Exec(exec::Args),
+    /// Keep a sandbox's present state: memory, disks and devices
+    Checkpoint(checkpoint::Args),
+    /// Start sandboxes from a checkpoint, or from another sandbox as it is now
+    Clone(clone::Args),
+    /// Bring a sandbox back to a checkpoint of its tree
+    Rollback(checkpoint::RollbackArgs),
+    /// Stop sandboxes for a while
+    Pause(power::Args),
+    /// Let paused sandboxes run on
+    Resume(power::Args),
+    /// End sandboxes and remove them
+    Kill(power::Args),
     /// Say what this host can do and what to do about what it lacks
     Doctor(doctor::Args),
     /// List the sandboxes
@@ -78,6 +107,13 @@ pub(crate) fn main() -> ExitCode {
         match cli.command {
             Command::Run(args) => run::run(*args).await,
             Command::Doctor(args) => doctor::run(&args).await,
+            Command::Exec(args) => exec::run(args).await,
+            Command::Checkpoint(args) => checkpoint::run(args).await,
+            Command::Clone(args) => clone::run(args).await,
+            Command::Rollback(args) => checkpoint::roll_back(args).await,
+            Command::Pause(args) => power::run(&args, Power::Pause).await,
+            Command::Resume(args) => power::run(&args, Power::Resume).await,
+            Command::Kill(args) => power::run(&args, Power::Kill).await,
             Command::Ls(args) => ls::run(&args),
             Command::Tree(args) => tree::run(&args),
             Command::Rm(args) => rm::run(&args),
@@ -94,6 +130,39 @@ fn fail(failure: &Failure) -> u8 {
     // There is nobody to tell when standard error is gone.
     let _ = writeln!(std::io::stderr(), "coppice: {failure}");
     failure.class.exit_code()
+}
+
+/// As [`fail`], with a JSON object on standard output besides if that was asked for.
+fn fail_as(failure: &Failure, json: bool) -> u8 {
+    if json {
+        let error = json!({ "error": {
+            "code": failure.class.exit_code(),
+            "class": failure.class.name(),
+            "message": failure.message,
+            "remedy": failure.remedy,
+        }});
+        print(&format!("{error}\n"));
+    }
+    fail(failure)
+}
+
+/// How a new sandbox is told of.
+fn created(record: &SandboxRecord, boot_ms: Option<f64>, json: bool) -> String {
+    if !json {
+        return format!("{}\n", record.id);
+    }
+    let told = json!({
+        "id": record.id,
+        "name": record.name,
+        "checkpoint": record.standing.parent,
+        "boot_ms": boot_ms,
+    });
+    format!("{told}\n")
+}
+
+/// Microseconds as milliseconds with two digits.
+fn milliseconds(us: u64) -> String {
+    format!("{}.{:02}", us / 1000, us % 1000 / 10)
 }
 
 /// Writes the result of a command to standard output; 0, or the exit code of the failure.

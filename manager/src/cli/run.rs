@@ -1,16 +1,17 @@
 //! `coppice run`: one command in one microVM.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use coppice_manager::failure::{Class, EXIT_SIGNAL_BASE, Failure, chain};
 use coppice_manager::home::Home;
-use coppice_manager::sandbox::{BootTime, Config, Sandbox};
+use coppice_manager::sandbox::{BootTime, Config, Error, Kept, Sandbox};
+use coppice_manager::store::{Name, Store};
 use coppice_manager::{vmm, workdir};
 
+use super::command::{CommandArgs, seconds};
 use super::output::Output;
-use super::session;
+use super::session::{self, Host};
 use super::terminal::Signals;
 
 /// Shown by `-h`.
@@ -43,30 +44,18 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u8).range(1..=8))]
     cpus: u8,
-    /// Set an environment variable; KEY alone copies it from here
-    #[arg(short, long, value_name = "KEY[=VALUE]")]
-    env: Vec<String>,
-    /// Working directory in the guest
-    #[arg(long, value_name = "DIR")]
-    cwd: Option<String>,
-    /// Guest user to run as
-    #[arg(short, long, value_name = "USER")]
-    user: Option<String>,
-    /// End the command after this many seconds, with exit code 124
-    #[arg(long, value_name = "SECS", value_parser = seconds)]
-    timeout: Option<Duration>,
+    #[command(flatten)]
+    how: CommandArgs,
     /// How many seconds the guest may take to boot
     #[arg(long, value_name = "SECS", value_parser = seconds, default_value = "60")]
     boot_timeout: Duration,
-    /// Pass standard input on to the command
-    #[arg(short, long)]
-    interactive: bool,
-    /// Run the command on a terminal
-    #[arg(short, long)]
-    tty: bool,
-    /// Print one JSON event per line instead of the command's plain output
-    #[arg(long)]
-    json: bool,
+    /// Leave the machine running in the background, and print its ID; see `coppice exec`
+    #[arg(short, long, conflicts_with_all = ["env", "cwd", "user", "timeout", "interactive",
+          "tty", "command"])]
+    detach: bool,
+    /// Name of a machine in the background
+    #[arg(long, requires = "detach", value_name = "NAME")]
+    name: Option<Name>,
     /// More kernel parameters
     #[arg(long, value_name = "PARAMETERS")]
     append: Option<String>,
@@ -74,22 +63,16 @@ pub(super) struct Args {
     #[arg(long, value_name = "PATH")]
     vmm: Option<PathBuf>,
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    #[arg(required_unless_present = "detach", trailing_var_arg = true, value_name = "CMD")]
     command: Vec<String>,
-}
-
-/// A number of seconds, fractions allowed, that is more than none.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number of seconds".to_owned())?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("not a positive number of seconds".into()),
-    }
 }
 
 /// Runs the command and returns the exit code of `coppice`.
 pub(super) async fn run(args: Args) -> u8 {
-    let mut output = Output::new(args.json);
+    if args.detach {
+        return detach(&args).await;
+    }
+    let mut output = Output::new(args.how.json);
     let code = match attempt(&args, &mut output).await {
         Ok(code) => code,
         Err(failure) => {
@@ -104,7 +87,7 @@ pub(super) async fn run(args: Args) -> u8 {
 async fn attempt(args: &Args, output: &mut Output) -> Result<u8, Failure> {
     let mut signals = Signals::listen().map_err(|e| Failure::new(Class::Host, e, NO_SIGNALS))?;
     let config = config(args)?;
-    let request = request(args)?;
+    let request = args.how.request(&args.command)?;
     output.booting().await;
     let mut sandbox = Sandbox::new(&config).map_err(|error| error.failure())?;
     let booted = tokio::select! {
@@ -131,7 +114,7 @@ async fn serve(
     output: &mut Output,
 ) -> Result<u8, Failure> {
     output.started(time).await;
-    session::run(sandbox, request, signals, output).await
+    session::run(Host::Own(sandbox), request, signals, output).await
 }
 
 fn config(args: &Args) -> Result<Config, Failure> {
@@ -160,6 +143,27 @@ fn config(args: &Args) -> Result<Config, Failure> {
     })
 }
 
+/// Boots a machine that stays, and prints its ID.
+async fn detach(args: &Args) -> u8 {
+    let prepared = || {
+        let store = Store::open(&Home::from_env()).map_err(|error| error.failure())?;
+        let signals = Signals::listen().map_err(|e| Failure::new(Class::Host, e, NO_SIGNALS))?;
+        Ok((store, signals, config(args)?))
+    };
+    let (store, mut signals, config) = match prepared() {
+        Ok(prepared) => prepared,
+        Err(failure) => return super::fail_as(&failure, args.how.json),
+    };
+    match Kept::boot(&store, &config, args.name.clone(), signals.next()).await {
+        Ok((kept, time)) => {
+            let ms = time.until_ready.as_secs_f64() * 1000.0;
+            super::print(&super::created(kept.record(), Some(ms), args.how.json))
+        }
+        Err(Error::Interrupted { signal }) => EXIT_SIGNAL_BASE.saturating_add(signal),
+        Err(error) => super::fail_as(&error.failure(), args.how.json),
+    }
+}
+
 /// A remedy that mentions what is there instead.
 fn have(names: &[String], remedy: &str) -> String {
     if names.is_empty() {
@@ -167,37 +171,4 @@ fn have(names: &[String], remedy: &str) -> String {
     } else {
         format!("choose {}, or {remedy}", names.join(", "))
     }
-}
-
-fn request(args: &Args) -> Result<session::Request, Failure> {
-    let mut envs = BTreeMap::new();
-    if args.tty
-        && let Ok(term) = std::env::var("TERM")
-    {
-        envs.insert("TERM".to_owned(), term);
-    }
-    for entry in &args.env {
-        let (key, value) = match entry.split_once('=') {
-            Some((key, value)) => (key, Some(value.to_owned())),
-            None => (entry.as_str(), std::env::var(entry).ok()),
-        };
-        if key.is_empty() {
-            let message = format!("--env {entry} has no name");
-            return Err(Failure::new(Class::Usage, message, "write KEY=VALUE or KEY"));
-        }
-        if let Some(value) = value {
-            envs.insert(key.to_owned(), value);
-        }
-    }
-    let mut command = args.command.iter().cloned();
-    Ok(session::Request {
-        program: command.next().unwrap_or_default(),
-        args: command.collect(),
-        envs,
-        cwd: args.cwd.clone(),
-        user: args.user.clone(),
-        timeout: args.timeout,
-        interactive: args.interactive,
-        tty: args.tty,
-    })
 }

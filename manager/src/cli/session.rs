@@ -13,7 +13,7 @@ use coppice_manager::agent::{self, Agent, Outcome, ProcessStream, Start};
 use coppice_manager::failure::{
     Class, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_SIGNAL_BASE, EXIT_TIMEOUT, Failure, chain,
 };
-use coppice_manager::sandbox::{Error, Sandbox};
+use coppice_manager::sandbox::{Error, Guest, Sandbox};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::input;
@@ -40,12 +40,44 @@ pub(super) struct Request {
     pub(super) tty: bool,
 }
 
+/// Where it is run.
+pub(super) enum Host<'a> {
+    /// In a sandbox that ends with it.
+    Own(&'a mut Sandbox),
+    /// In one that stays; this was begun at that time.
+    Kept(&'a Guest, Instant),
+}
+
+impl Host<'_> {
+    fn agent(&self) -> &Arc<Agent> {
+        match self {
+            Self::Own(sandbox) => sandbox.agent(),
+            Self::Kept(guest, _) => guest.agent(),
+        }
+    }
+
+    /// What the time to the first output is counted from.
+    fn started(&self) -> Instant {
+        match self {
+            Self::Own(sandbox) => sandbox.started().into(),
+            Self::Kept(_, began) => *began,
+        }
+    }
+
+    async fn ended(&mut self) -> Error {
+        match self {
+            Self::Own(sandbox) => sandbox.ended().await,
+            Self::Kept(guest, _) => guest.ended().await,
+        }
+    }
+}
+
 /// Runs the command and returns the exit code of `coppice`.
 ///
 /// # Errors
 /// When the agent refuses, or the guest ends before the command.
 pub(super) async fn run(
-    sandbox: &mut Sandbox,
+    mut sandbox: Host<'_>,
     request: &Request,
     signals: &mut Signals,
     output: &mut Output,
@@ -53,7 +85,7 @@ pub(super) async fn run(
     let stream = match start(sandbox.agent(), request).await {
         Ok(stream) => stream,
         Err(agent::Error::Refused(error)) => return refused(&error, output).await,
-        Err(error) => return Err(lost(sandbox, error).await),
+        Err(error) => return Err(lost(&mut sandbox, error).await),
     };
     // From here on the terminal is raw, if it is to be; every return restores it.
     let raw = match request.tty && request.interactive {
@@ -65,7 +97,7 @@ pub(super) async fn run(
     let session = Session {
         agent: Arc::clone(sandbox.agent()),
         began: Instant::now(),
-        vmm_started: sandbox.started().into(),
+        vmm_started: sandbox.started(),
         first_output: None,
         asked_to_end: None,
         outcome: None,
@@ -93,7 +125,7 @@ pub(super) async fn run(
             let message = format!("the command's output cannot be written: {error}");
             Err(Failure::new(class, message, "see where standard output goes"))
         }
-        Err(Broken::Agent(error)) => Err(lost(sandbox, error).await),
+        Err(Broken::Agent(error)) => Err(lost(&mut sandbox, error).await),
     }
 }
 
@@ -136,7 +168,7 @@ async fn refused(error: &ConnectError, output: &mut Output) -> Result<u8, Failur
 }
 
 /// The failure behind a broken connection: usually the guest's end.
-async fn lost(sandbox: &mut Sandbox, error: agent::Error) -> Failure {
+async fn lost(sandbox: &mut Host<'_>, error: agent::Error) -> Failure {
     match timeout(REASON_GRACE, sandbox.ended()).await {
         Ok(reason) => reason.failure(),
         Err(_) => Error::from(error).failure(),

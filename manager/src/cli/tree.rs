@@ -201,6 +201,8 @@ mod tests {
             name: None,
             created_ms: 0,
             machine: machine(),
+            machine_id: String::new(),
+            process: None,
             standing: Standing::default(),
             next: None,
         };

@@ -11,6 +11,7 @@ use thiserror::Error;
 use super::diagnosis::{self, Cause};
 use super::parts::Names;
 use crate::failure::{Class, Failure, chain};
+use crate::store::{self, Id};
 use crate::vmm::End;
 use crate::{agent, image, vmm, workdir};
 
@@ -120,6 +121,59 @@ pub enum Error {
         /// Whether its kernel panicked.
         panicked: bool,
     },
+    /// The store failed.
+    #[error("the sandbox's files cannot be used")]
+    Store(#[from] store::Error),
+    /// A layer of a checkpoint cannot be opened.
+    #[error("the layer {} cannot be opened", path.display())]
+    Layer {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// A checkpoint stands on more layers than a machine can be handed.
+    #[error("the checkpoint stands on too many others")]
+    TooDeep,
+    /// The machine of a sandbox is gone.
+    #[error("the machine of sandbox {id} has ended")]
+    Gone {
+        /// The sandbox.
+        id: Id,
+    },
+    /// A sandbox cannot go back to a checkpoint of another tree.
+    #[error("the checkpoint {checkpoint} is not in the tree that sandbox {sandbox} grew from")]
+    OtherTree {
+        /// The checkpoint.
+        checkpoint: Id,
+        /// The sandbox.
+        sandbox: Id,
+    },
+    /// The VMM refused to do something with a checkpoint.
+    #[error("{what} failed")]
+    Checkpoint {
+        /// What was to be done.
+        what: String,
+        /// The VMM's class and text.
+        #[source]
+        source: vmm::Error,
+    },
+    /// A signal ended the wait.
+    #[error("interrupted by signal {signal}")]
+    Interrupted {
+        /// Its number.
+        signal: u8,
+    },
+    /// A process that does not end by itself cannot be ended by force.
+    #[error("the machine of sandbox {id} cannot be ended")]
+    Kill {
+        /// The sandbox.
+        id: Id,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
     /// The agent refused or the connection broke.
     #[error("the agent failed")]
     Agent(#[from] agent::Error),
@@ -195,6 +249,9 @@ impl Error {
 
     /// The failure as users see it.
     pub fn failure(&self) -> Failure {
+        if let Self::Store(error) = self {
+            return error.failure();
+        }
         let (class, remedy) = self.advice();
         if let Self::Refused { source: vmm::Error::Refused(body), kernel, image } = self {
             return refusal(class, body, remedy, kernel, image);
@@ -251,6 +308,19 @@ impl Error {
                 (Class::GuestEnded, "look for what in the guest powers it off".into())
             }
             Self::Agent(error) => agent_advice(error),
+            Self::Store(_) => (Class::StoreDamaged, "see `coppice fsck`".into()),
+            Self::Layer { .. } => (Class::StoreDamaged, "see `coppice fsck`".into()),
+            Self::TooDeep => {
+                (Class::Conflict, "clone or roll back to a checkpoint nearer to the root".into())
+            }
+            Self::Gone { .. } => (Class::GuestEnded, "remove it with `coppice rm`".into()),
+            Self::OtherTree { .. } => (
+                Class::Conflict,
+                "start a sandbox from that checkpoint with `coppice clone`".into(),
+            ),
+            Self::Checkpoint { source, .. } => refusal_advice(source.kind()),
+            Self::Interrupted { .. } => (Class::Internal, "run it again".into()),
+            Self::Kill { .. } => (Class::Host, "end it as the user it belongs to".into()),
         }
     }
 }
@@ -292,6 +362,11 @@ fn refusal_advice(kind: Option<ErrorKind>) -> (Class, String) {
         }
         Some(ErrorKind::Cmdline) => (Class::CmdlineInvalid, "change what --append adds".into()),
         Some(ErrorKind::Kvm) => kvm_advice(),
+        Some(ErrorKind::Checkpoint) => (
+            Class::CheckpointUnfit,
+            "see `coppice fsck`, or use a host like the one it was made on".into(),
+        ),
+        Some(ErrorKind::State) => (Class::Conflict, "see what it does with `coppice ls`".into()),
         Some(ErrorKind::Vsock | ErrorKind::Host) => {
             (Class::Host, "run `coppice doctor` to see what the host lacks".into())
         }

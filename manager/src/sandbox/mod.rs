@@ -8,6 +8,7 @@ mod boot;
 mod console;
 pub mod diagnosis;
 mod error;
+mod kept;
 mod parts;
 
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use tokio::net::UnixListener;
 use tokio::time::timeout;
 
 pub use error::Error;
+pub use kept::{CheckpointRequest, Guest, Kept, Made};
 
 use crate::agent::Agent;
 use crate::vmm::{End, MemoryUse, Vmm};
@@ -90,7 +92,7 @@ impl Sandbox {
         let work = WorkDir::new(&config.runtime)?;
         parts.add_overlay(&config.scratch, work.path())?;
         let socket = work.path().join(VSOCK_NAME);
-        parts.add_vsock(&socket, work.handle()?)?;
+        parts.add_vsock(&socket, work.handle()?, VSOCK_NAME)?;
         let ready = work.path().join(format!("{VSOCK_NAME}_{READY_PORT}"));
         let ready = UnixListener::bind(ready).map_err(Error::Socket)?;
         let (console, output) = Console::open().map_err(Error::Console)?;

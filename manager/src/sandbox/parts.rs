@@ -7,11 +7,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use coppice_vmm_protocol::{ConsoleSpec, DiskSpec, FAST_BOOT_OPTIONS, MachineSpec, VsockSpec};
+use coppice_vmm_protocol::{
+    BootSpec, ChainSpec, ConsoleSpec, DiskSpec, FAST_BOOT_OPTIONS, FdIndex, MAX_FDS, MachineSpec,
+    Start, VsockSpec,
+};
 use rustix::fs::{Mode, OFlags, open, statvfs};
 
-use super::{Config, Error, MIN_MEMORY_MIB, VSOCK_NAME};
+use super::{Config, Error, MIN_MEMORY_MIB};
 use crate::image::{self, Format};
+use crate::store::{BaseImage, DiskChain, Machine, Meta, Store};
 use crate::vmm::Passed;
 
 /// Kernel parameters for every guest besides [`FAST_BOOT_OPTIONS`]: a console for the reason when
@@ -35,6 +39,8 @@ pub(super) struct Parts {
     spec: MachineSpec,
     passed: Passed,
     names: Names,
+    /// What lies under each disk.
+    disks: Vec<DiskChain>,
 }
 
 /// What the parts are called, for error messages.
@@ -59,9 +65,15 @@ impl Parts {
             .map_err(|source| Error::ImageOpen { path: config.image.clone(), source })?;
         let format = image::inspect(&image)
             .map_err(|source| Error::Image { path: config.image.clone(), source })?;
+        let base = BaseImage::of(&config.image, &image).map_err(Error::Socket)?;
         let image = passed.add(image).map_err(Error::Socket)?;
-        let disk =
-            |read_only| DiskSpec { fd: image, read_only, overlay: None, serial: "root".into() };
+        let disk = |read_only| DiskSpec {
+            fd: image,
+            read_only,
+            overlay: None,
+            layers: Vec::new(),
+            serial: "root".into(),
+        };
         let (initrd, disks) = match format {
             Format::Cpio => (Some(image), Vec::new()),
             Format::Ext4 => (None, vec![disk(false)]),
@@ -70,9 +82,11 @@ impl Parts {
         let spec = MachineSpec {
             vcpus: config.vcpus,
             memory_mib: config.memory_mib,
-            kernel,
-            initrd,
-            cmdline: cmdline(format, config.append.as_deref()),
+            start: Start::Boot(BootSpec {
+                kernel,
+                initrd,
+                cmdline: cmdline(format, config.append.as_deref()),
+            }),
             disks,
             vsock: None,
             console: None,
@@ -84,7 +98,86 @@ impl Parts {
             image: config.image.clone(),
             memory_mib: config.memory_mib,
         };
-        Ok(Self { spec, passed, names })
+        let chain = |disk: &DiskSpec| DiskChain {
+            base: base.clone(),
+            read_only: disk.read_only,
+            serial: disk.serial.clone(),
+            layers: Vec::new(),
+        };
+        let disks = spec.disks.iter().map(chain).collect();
+        Ok(Self { spec, passed, names, disks })
+    }
+
+    /// What a machine needs that goes on from a checkpoint; `tops` are empty files for what it
+    /// writes to its disks.
+    pub(super) fn of_checkpoint(
+        store: &Store,
+        meta: &Meta,
+        tops: Vec<File>,
+    ) -> Result<Self, Error> {
+        let mut passed = Passed::default();
+        let chain = add_chain(&mut passed, store, meta)?;
+        let mut tops = tops.into_iter();
+        let mut disks = Vec::new();
+        for disk in &meta.standing.disks {
+            let base = File::open(&disk.base.path)
+                .map_err(|source| Error::ImageOpen { path: disk.base.path.clone(), source })?;
+            let top = if disk.read_only { None } else { tops.next() };
+            disks.push(DiskSpec {
+                fd: passed.add(base).map_err(Error::Socket)?,
+                read_only: disk.read_only,
+                overlay: top.map(|top| passed.add(top)).transpose().map_err(Error::Socket)?,
+                layers: add_layers(&mut passed, store, disk)?,
+                serial: disk.serial.clone(),
+            });
+        }
+        let machine = &meta.machine;
+        let spec = MachineSpec {
+            vcpus: machine.vcpus,
+            memory_mib: machine.memory_mib,
+            start: Start::Checkpoint(chain),
+            disks,
+            vsock: None,
+            console: None,
+            rng: machine.rng,
+            balloon: machine.balloon.clone(),
+        };
+        let names = Names {
+            kernel: machine.kernel.clone(),
+            image: store.memory_path(&meta.id),
+            memory_mib: machine.memory_mib,
+        };
+        Ok(Self { spec, passed, names, disks: Vec::new() })
+    }
+
+    /// The machine's shape, for its record; nothing of one that is not booted.
+    pub(super) fn machine(&self) -> Option<Machine> {
+        let Start::Boot(boot) = &self.spec.start else { return None };
+        let Names { kernel, image, memory_mib } = self.names.clone();
+        Some(Machine {
+            vcpus: self.spec.vcpus,
+            memory_mib,
+            kernel,
+            cmdline: boot.cmdline.clone(),
+            initrd: boot.initrd.map(|_| image),
+            cid: CID,
+            rng: self.spec.rng,
+            balloon: self.spec.balloon.clone(),
+        })
+    }
+
+    /// What lies under each of the disks.
+    pub(super) fn disks(&self) -> &[DiskChain] {
+        &self.disks
+    }
+
+    /// Adds files that take the guest's writes, for the disks that can be written, in order.
+    pub(super) fn add_tops(&mut self, tops: Vec<File>) -> Result<(), Error> {
+        let writable = self.spec.disks.iter_mut().filter(|disk| !disk.read_only);
+        for (disk, top) in writable.zip(tops) {
+            disk.overlay = Some(self.passed.add(top).map_err(Error::Socket)?);
+        }
+        Ok(())
     }
 
     /// Adds the file that takes the guest's writes, for a disk that can be written.
@@ -96,14 +189,19 @@ impl Parts {
         Ok(())
     }
 
-    /// Binds the socket of the guest's vsock.
-    pub(super) fn add_vsock(&mut self, socket: &Path, directory: OwnedFd) -> Result<(), Error> {
+    /// Binds the socket of the guest's vsock, called `name` in `directory`.
+    pub(super) fn add_vsock(
+        &mut self,
+        socket: &Path,
+        directory: OwnedFd,
+        name: &str,
+    ) -> Result<(), Error> {
         let listener = UnixListener::bind(socket).map_err(Error::Socket)?;
         self.spec.vsock = Some(VsockSpec {
             cid: CID,
             listener: self.passed.add(listener).map_err(Error::Socket)?,
             directory: self.passed.add(directory).map_err(Error::Socket)?,
-            name: VSOCK_NAME.into(),
+            name: name.into(),
         });
         Ok(())
     }
@@ -124,6 +222,39 @@ impl Parts {
     pub(super) fn finish(self) -> (MachineSpec, Passed) {
         (self.spec, self.passed)
     }
+}
+
+/// Adds the files of a checkpoint's memory.
+pub(super) fn add_chain(
+    passed: &mut Passed,
+    store: &Store,
+    meta: &Meta,
+) -> Result<ChainSpec, Error> {
+    let mut layers = Vec::new();
+    for id in meta.memory_chain() {
+        layers.push(add_file(passed, store.memory_path(&id))?);
+    }
+    Ok(ChainSpec { id: meta.id.to_string(), layers })
+}
+
+/// Adds the layers of a checkpoint's disk.
+pub(super) fn add_layers(
+    passed: &mut Passed,
+    store: &Store,
+    disk: &DiskChain,
+) -> Result<Vec<FdIndex>, Error> {
+    disk.layers.iter().map(|id| add_file(passed, store.disk_path(id))).collect()
+}
+
+/// Adds a file for reading. A packet carries so many only: the last part of it is left for what
+/// else a machine needs.
+fn add_file(passed: &mut Passed, path: PathBuf) -> Result<FdIndex, Error> {
+    const OTHERS: usize = 32;
+    if passed.len() + OTHERS > MAX_FDS {
+        return Err(Error::TooDeep);
+    }
+    let file = File::open(&path).map_err(|source| Error::Layer { path, source })?;
+    passed.add(file).map_err(Error::Socket)
 }
 
 /// Opens a regular file; anything else (a directory, a pipe that would block) is refused.

@@ -45,12 +45,12 @@ impl NewCheckpoint {
         &self.meta
     }
 
-    /// The record's bytes, for its section.
+    /// The record as it is stored in the file.
     ///
     /// # Errors
     /// [`Error::Encode`] when a path in it is not UTF-8.
-    pub fn meta_bytes(&self) -> Result<Vec<u8>, Error> {
-        serde_json::to_vec(&self.meta).map_err(Error::Encode)
+    pub fn meta_text(&self) -> Result<String, Error> {
+        serde_json::to_string(&self.meta).map_err(Error::Encode)
     }
 
     /// The empty file to write it into. It carries the writer's lock, which ends with the last
@@ -138,7 +138,8 @@ impl Store {
     }
 
     /// Begins a checkpoint of a sandbox: makes the file to write and a new top layer for each
-    /// writable disk, and has the sandbox's record keep both.
+    /// writable disk, and has the sandbox's record keep both. [`Store::publish_checkpoint`]
+    /// follows, or [`Store::settle`] when it fails.
     ///
     /// # Errors
     /// [`Error::NameTaken`], or the system's.
@@ -210,24 +211,6 @@ impl Store {
     ) -> Result<Meta, Error> {
         sandbox.arrive()?;
         Ok(new.meta)
-    }
-
-    /// Gives up on a checkpoint; one that was published already stays, but the sandbox does not
-    /// stand on it. `switched` says whether the machine writes to the new top layers already; it
-    /// then goes on to do so, on top of the old ones.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn abandon_checkpoint(
-        &self,
-        new: NewCheckpoint,
-        sandbox: &mut Sandbox,
-        switched: bool,
-    ) -> Result<(), Error> {
-        sandbox.stay(switched)?;
-        files::remove(&self.temp_path(&new.meta.id))?;
-        drop(new);
-        self.collect().map(drop)
     }
 
     /// Makes empty disk layers. Each descriptor carries a lock, which ends with its last copy: it

@@ -5,6 +5,8 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
+use crate::random::random_bytes;
+
 /// Letters of an ID: digits and lower case without those that look alike.
 const LETTERS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 /// Length of an ID: 60 random bits.
@@ -23,11 +25,7 @@ impl Id {
     /// # Errors
     /// The system's, when it has no random bytes.
     pub fn new() -> io::Result<Self> {
-        let mut random = [0u8; LENGTH];
-        let mut filled = 0;
-        while let Some(rest @ [_, ..]) = random.get_mut(filled..) {
-            filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())?;
-        }
+        let random = random_bytes::<LENGTH>()?;
         let letters = random.iter().map(|byte| LETTERS.get(usize::from(byte % 32)));
         Ok(Self(letters.flatten().map(|letter| char::from(*letter)).collect()))
     }

@@ -36,7 +36,7 @@ pub use error::Error;
 pub use fsck::{Finding, Report};
 pub use id::{Id, Name};
 pub use record::{BaseImage, DiskChain, Machine, Meta, Next, SandboxRecord, Standing};
-pub use sandboxes::{NewSandbox, Sandbox, SandboxEntry};
+pub use sandboxes::{NewSandbox, Sandbox, SandboxEntry, View};
 pub use tree::{Node, Tree};
 
 use crate::home::Home;

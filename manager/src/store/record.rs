@@ -14,6 +14,8 @@ use coppice_vmm_protocol::BalloonSpec;
 use serde::{Deserialize, Serialize};
 
 use super::{Id, Name};
+use crate::random::random_bytes;
+use crate::vmm::ProcessId;
 
 /// Version of [`Meta`] as it is stored.
 pub(super) const META_VERSION: u16 = 1;
@@ -184,6 +186,11 @@ pub struct SandboxRecord {
     pub created_ms: u64,
     /// The machine.
     pub machine: Machine,
+    /// The machine-id its guest gets, 32 hexadecimal digits.
+    pub machine_id: String,
+    /// The process that runs the machine, once it was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<ProcessId>,
     /// Where it stands.
     pub standing: Standing,
     /// What is under way. What it names is kept as well.
@@ -210,6 +217,17 @@ impl SandboxRecord {
     pub fn created(&self) -> SystemTime {
         time(self.created_ms)
     }
+}
+
+/// Draws a machine-id.
+pub(super) fn machine_id() -> io::Result<String> {
+    use std::fmt::Write as _;
+    let mut id = String::with_capacity(32);
+    for byte in random_bytes::<16>()? {
+        // Writing to a string cannot fail.
+        let _ = write!(id, "{byte:02x}");
+    }
+    Ok(id)
 }
 
 /// Milliseconds since 1970.

@@ -11,8 +11,10 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::files::{self, Held, at};
+use super::record::machine_id;
 use super::record::now_ms;
-use super::{DiskChain, Error, Id, Machine, Name, Next, SandboxRecord, Standing, Store};
+use super::{DiskChain, Error, Id, Machine, Meta, Name, Next, SandboxRecord, Standing, Store};
+use crate::vmm::ProcessId;
 
 /// File name of a sandbox's record.
 const RECORD: &str = "sandbox.json";
@@ -57,6 +59,31 @@ pub struct Sandbox {
     _lock: Held,
 }
 
+/// A sandbox to look at and to connect to.
+#[derive(Debug)]
+pub struct View {
+    record: SandboxRecord,
+    /// Keeps short paths into the directory valid.
+    handle: OwnedFd,
+}
+
+impl View {
+    /// Its record, which somebody else may change.
+    pub fn record(&self) -> &SandboxRecord {
+        &self.record
+    }
+
+    /// As [`Sandbox::socket`].
+    pub fn socket(&self, name: &str) -> PathBuf {
+        short_path(&self.handle, name)
+    }
+
+    /// As [`Sandbox::control_socket`].
+    pub fn control_socket(&self) -> PathBuf {
+        self.socket(CONTROL)
+    }
+}
+
 impl Sandbox {
     /// Its record.
     pub fn record(&self) -> &SandboxRecord {
@@ -81,6 +108,15 @@ impl Sandbox {
     /// Path of the VMM's control socket, as [`Sandbox::socket`].
     pub fn control_socket(&self) -> PathBuf {
         self.socket(CONTROL)
+    }
+
+    /// Writes down which process runs the machine.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_process(&mut self, process: ProcessId) -> Result<(), Error> {
+        self.record.process = Some(process);
+        self.write()
     }
 
     /// Writes down what is under way.
@@ -174,6 +210,8 @@ impl Store {
             name: new.name,
             created_ms: now_ms(),
             machine: new.machine,
+            machine_id: machine_id().map_err(at(&directory))?,
+            process: None,
             standing,
             next: None,
         };
@@ -203,24 +241,38 @@ impl Store {
         Ok(Sandbox { record, directory, handle, _lock: lock })
     }
 
+    /// Looks at a sandbox without its lock.
+    ///
+    /// # Errors
+    /// As for [`Store::lock_sandbox`].
+    pub fn look_at(&self, id: &Id) -> Result<View, Error> {
+        let directory = self.sandboxes_dir().join(id.as_str());
+        if !directory.join(RECORD).exists() {
+            return Err(Error::NotFound { reference: id.to_string() });
+        }
+        let handle = open_directory(&directory)?;
+        Ok(View { record: read_record(&directory, id)?, handle })
+    }
+
     /// Plans that the sandbox goes on from a checkpoint, with new layers on top of its disks;
-    /// those are returned, open and in order. [`Store::complete_move`] or
-    /// [`Store::abandon_move`] follows.
+    /// those are returned with the checkpoint's record, open and in order.
+    /// [`Store::complete_move`] follows, or [`Store::settle`] when it fails.
     ///
     /// # Errors
     /// Those of [`Store::checkpoint`], or the system's.
-    pub fn begin_move(&self, sandbox: &mut Sandbox, to: &Id) -> Result<Vec<File>, Error> {
+    pub fn begin_move(&self, sandbox: &mut Sandbox, to: &Id) -> Result<(Meta, Vec<File>), Error> {
         let _lock = self.shared()?;
         let meta = self.usable(to)?;
         let (ids, tops) = self.unzipped_layers(meta.standing.writable_disks())?;
         let standing = meta.continued(&ids);
         sandbox.plan(Next { standing, checkpoint: None, name: None })?;
-        Ok(tops)
+        Ok((meta, tops))
     }
 
-    /// Finds out what became of an operation whose command died, and writes it down. `stands_on`
-    /// is the checkpoint that the machine stands on, as the VMM says; it must have been asked
-    /// after [`Store::lock_sandbox`].
+    /// Finds out what became of an operation that failed or whose command died, and writes it
+    /// down. `stands_on` is the checkpoint that the machine stands on, as the VMM says; it must
+    /// have been asked after [`Store::lock_sandbox`] and after the operation's files were closed
+    /// here.
     ///
     /// The VMM keeps the lock that a new top layer was handed over with, which shows whether the
     /// machine writes to it.
@@ -250,15 +302,6 @@ impl Store {
     /// The system's.
     pub fn complete_move(&self, sandbox: &mut Sandbox) -> Result<(), Error> {
         sandbox.arrive()?;
-        self.collect().map(drop)
-    }
-
-    /// Gives up on a move: the sandbox stands where it stood.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn abandon_move(&self, sandbox: &mut Sandbox) -> Result<(), Error> {
-        sandbox.stay(false)?;
         self.collect().map(drop)
     }
 

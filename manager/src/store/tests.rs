@@ -105,7 +105,7 @@ fn write_image(new: &NewCheckpoint) {
     let mut writer = Writer::new(new.file().try_clone().unwrap(), info).unwrap();
     let page = usize::try_from(PAGE).unwrap();
     writer.pages(3, 2, &vec![7; 2 * page]).unwrap();
-    writer.section(Kind::Meta, 0, 1, true, &new.meta_bytes().unwrap()).unwrap();
+    writer.section(Kind::Meta, 0, 1, true, new.meta_text().unwrap().as_bytes()).unwrap();
     writer.finish().unwrap();
 }
 

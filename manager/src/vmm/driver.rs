@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use coppice_vmm_protocol::{
@@ -33,9 +34,19 @@ pub(super) enum Command {
     Stop { reply: oneshot::Sender<ResultBody> },
 }
 
+/// What ties the process to this one.
+pub(super) enum Tie {
+    /// It is a child that ends with its handle.
+    Owned(Child),
+    /// It is a child that goes on without us.
+    Detached(Child),
+    /// Somebody else started it.
+    Foreign,
+}
+
 /// The process, its socket, and the requests that wait for an answer.
 pub(super) struct Driver {
-    child: Child,
+    tie: Tie,
     stderr: Option<ChildStderr>,
     link: Link,
     commands: mpsc::Receiver<Command>,
@@ -51,30 +62,32 @@ struct Link {
 
 impl Driver {
     pub(super) fn new(
-        mut child: Child,
+        mut tie: Tie,
         socket: ControlSocket,
         commands: mpsc::Receiver<Command>,
     ) -> Result<Self, Error> {
         let socket = sys::watch(socket).map_err(Error::Watch)?;
-        let stderr = child.stderr.take();
+        let stderr = match &mut tie {
+            Tie::Owned(child) => child.stderr.take(),
+            Tie::Detached(_) | Tie::Foreign => None,
+        };
         let link = Link { socket, next_id: 1, pending: HashMap::new() };
-        Ok(Self { child, stderr, link, commands, reason: None, panicked: false })
+        Ok(Self { tie, stderr, link, commands, reason: None, panicked: false })
     }
 
-    /// Serves until the VMM closes the socket or the handle is gone, then reaps the process.
+    /// Serves until the VMM closes the socket or the handle is gone, then reaps the process if it
+    /// is ours.
     pub(super) async fn run(mut self) -> End {
         let stderr = self.stderr.take().map(|pipe| tokio::spawn(tail_of(pipe)));
-        self.serve().await;
-        let Self { mut child, link, commands, reason, panicked, .. } = self;
-        // Closing the socket is the order to end; requests without an answer fail here too.
+        let closed_by = self.serve().await;
+        let Self { tie, link, commands, reason, panicked, .. } = self;
+        // Closing the socket is the order to end for an owned one; requests without an answer fail
+        // here too.
         drop(link);
         drop(commands);
-        let status = match timeout(EXIT_GRACE, child.wait()).await {
-            Ok(status) => status.ok(),
-            Err(_) => {
-                let _ = child.start_kill();
-                child.wait().await.ok()
-            }
+        let status = match (tie, closed_by) {
+            (Tie::Owned(child), _) | (Tie::Detached(child), Closed::ByVmm) => reap(child).await,
+            (Tie::Detached(_), Closed::ByUs) | (Tie::Foreign, _) => None,
         };
         let stderr = match stderr {
             Some(task) => task.await.unwrap_or_default(),
@@ -83,14 +96,14 @@ impl Driver {
         End { reason, panicked, status, stderr }
     }
 
-    async fn serve(&mut self) {
+    async fn serve(&mut self) -> Closed {
         let stop_due = tokio::time::sleep(Duration::MAX);
         tokio::pin!(stop_due);
         loop {
             let incoming = tokio::select! {
                 command = self.commands.recv() => {
                     let sent = match command {
-                        None => return,
+                        None => return Closed::ByUs,
                         Some(Command::Request { op, fds, reply }) => {
                             self.link.send(op, &fds, reply).await
                         }
@@ -103,16 +116,16 @@ impl Driver {
                         Ok(()) => continue,
                         // What the VMM said last may still be in the socket: read to its end.
                         Err(SocketError::Closed) => self.link.receive().await,
-                        Err(_) => return,
+                        Err(_) => return Closed::ByVmm,
                     }
                 }
                 incoming = self.link.receive() => incoming,
-                () = &mut stop_due => return,
+                () = &mut stop_due => return Closed::ByVmm,
             };
             match incoming {
                 Ok(Incoming::Reply(reply)) => self.link.answer(reply.id, reply.result),
                 Ok(Incoming::Event(event)) => self.note(event.event),
-                Err(_) => return,
+                Err(_) => return Closed::ByVmm,
             }
         }
     }
@@ -121,6 +134,26 @@ impl Driver {
         match event {
             EventBody::Exited { reason } => self.reason = Some(reason),
             EventBody::Panicked {} => self.panicked = true,
+        }
+    }
+}
+
+/// Who ended the conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Closed {
+    /// The handle is gone.
+    ByUs,
+    /// The VMM closed its end, broke the protocol, or did not stop when it was asked to.
+    ByVmm,
+}
+
+/// Waits for a process that has no reason to go on, and kills it when it does.
+async fn reap(mut child: Child) -> Option<ExitStatus> {
+    match timeout(EXIT_GRACE, child.wait()).await {
+        Ok(status) => status.ok(),
+        Err(_) => {
+            let _ = child.start_kill();
+            child.wait().await.ok()
         }
     }
 }

@@ -7,23 +7,27 @@
 
 mod driver;
 mod memory;
+mod process;
 mod spawn;
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use coppice_vmm_protocol::{
-    ErrorBody, ErrorKind, ExitReason, FdIndex, MachineSpec, Op, ResultBody, SocketError, VmStatus,
+    CheckpointInfo, CheckpointSpec, ControlSocket, ErrorBody, ErrorKind, ExitReason, FdIndex,
+    MachineSpec, Op, ResultBody, RollbackInfo, RollbackSpec, SocketError, VmStatus,
 };
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
-use driver::Command;
+use driver::{Command, Tie};
 pub use memory::MemoryUse;
+pub use process::ProcessId;
 pub use spawn::locate;
 
 /// Longest time a VMM may take to answer; reading a large kernel from a cold disk is the slowest.
@@ -41,6 +45,9 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
+    /// The VMM's control socket does not take connections.
+    #[error("the VMM does not listen")]
+    Connect(#[source] io::Error),
     /// The control socket could not be made.
     #[error("the VMM's control socket cannot be set up")]
     Socket(#[source] SocketError),
@@ -104,6 +111,16 @@ pub struct Passed {
 }
 
 impl Passed {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.fds.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.fds.is_empty()
+    }
+
     /// Adds a descriptor and returns the position by which a spec names it.
     ///
     /// # Errors
@@ -116,7 +133,7 @@ impl Passed {
     }
 }
 
-/// A running `coppice-vmm`. Dropping it ends the machine.
+/// A running `coppice-vmm`. Dropping it ends the machine, unless it was made to outlive us.
 #[derive(Debug)]
 pub struct Vmm {
     pid: u32,
@@ -132,12 +149,41 @@ impl Vmm {
     ///
     /// # Errors
     /// [`Error::Spawn`] when the program cannot be executed.
-    pub fn start(program: &std::path::Path) -> Result<Self, Error> {
+    pub fn start(program: &Path) -> Result<Self, Error> {
         let (child, socket) = spawn::spawn(program)?;
         let pid = child.id().unwrap_or_default();
+        Self::drive(pid, Tie::Owned(child), socket)
+    }
+
+    /// Starts the program so that it outlives this process: it listens on a socket at `control`
+    /// and writes what it has to say to `log`. The handle is the first to connect; dropping it
+    /// leaves the machine alone.
+    ///
+    /// # Errors
+    /// As for [`Self::start`], and when the socket cannot be bound.
+    pub fn start_detached(program: &Path, control: &Path, log: File) -> Result<Self, Error> {
+        let listener = spawn::listen(control)?;
+        let child = spawn::spawn_detached(program, &listener, log)?;
+        let pid = child.id().unwrap_or_default();
+        // With our copy open, the end of the VMM would not close the socket.
+        let socket = spawn::connect(control);
+        drop(listener);
+        Self::drive(pid, Tie::Detached(child), socket?)
+    }
+
+    /// Connects to a VMM with process ID `pid` that listens at `control`. Dropping the handle
+    /// leaves the machine alone.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] when it is gone.
+    pub fn connect(pid: u32, control: &Path) -> Result<Self, Error> {
+        Self::drive(pid, Tie::Foreign, spawn::connect(control)?)
+    }
+
+    fn drive(pid: u32, tie: Tie, socket: ControlSocket) -> Result<Self, Error> {
         let (commands, requests) = mpsc::channel(8);
         let (tell, end) = watch::channel(None);
-        let driver = driver::Driver::new(child, socket, requests)?;
+        let driver = driver::Driver::new(tie, socket, requests)?;
         tokio::spawn(async move {
             tell.send_replace(Some(driver.run().await));
         });
@@ -179,6 +225,46 @@ impl Vmm {
     /// As for [`Self::create`].
     pub async fn resume(&self) -> Result<(), Error> {
         self.expect_done(Op::Resume {}, Vec::new()).await
+    }
+
+    /// Writes a checkpoint; done when its file is complete. The machine stands on it when
+    /// [`Self::commit`] was done, too.
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn checkpoint(
+        &self,
+        spec: CheckpointSpec,
+        passed: Passed,
+    ) -> Result<CheckpointInfo, Error> {
+        // As long as it takes: how much is written is not known here.
+        match self.ask(Op::Checkpoint(spec), passed.fds, None).await? {
+            ResultBody::Checkpoint(info) => Ok(info),
+            _ => Err(Error::Mismatch),
+        }
+    }
+
+    /// Has the machine stand on the checkpoint that was written last.
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn commit(&self, id: String) -> Result<(), Error> {
+        self.expect_done(Op::Commit { id }, Vec::new()).await
+    }
+
+    /// Brings the machine back to a checkpoint.
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn rollback(
+        &self,
+        spec: RollbackSpec,
+        passed: Passed,
+    ) -> Result<RollbackInfo, Error> {
+        match self.request(Op::Rollback(spec), passed.fds).await? {
+            ResultBody::Rollback(info) => Ok(info),
+            _ => Err(Error::Mismatch),
+        }
     }
 
     /// The machine's state and counters.
@@ -224,16 +310,28 @@ impl Vmm {
     }
 
     async fn request(&self, op: Op, fds: Vec<OwnedFd>) -> Result<ResultBody, Error> {
+        self.ask(op, fds, Some(REPLY_TIMEOUT)).await
+    }
+
+    async fn ask(
+        &self,
+        op: Op,
+        fds: Vec<OwnedFd>,
+        limit: Option<Duration>,
+    ) -> Result<ResultBody, Error> {
         let (reply, answer) = oneshot::channel();
         let command = Command::Request { op, fds, reply };
         if self.commands.send(command).await.is_err() {
             return Err(Error::Ended(self.ended().await));
         }
-        match timeout(REPLY_TIMEOUT, answer).await {
-            Ok(Ok(ResultBody::Error(body))) => Err(Error::Refused(body)),
-            Ok(Ok(body)) => Ok(body),
-            Ok(Err(_)) => Err(Error::Ended(self.ended().await)),
-            Err(_) => Err(Error::Silent(REPLY_TIMEOUT)),
+        let answer = match limit {
+            Some(limit) => timeout(limit, answer).await.map_err(|_| Error::Silent(limit))?,
+            None => answer.await,
+        };
+        match answer {
+            Ok(ResultBody::Error(body)) => Err(Error::Refused(body)),
+            Ok(body) => Ok(body),
+            Err(_) => Err(Error::Ended(self.ended().await)),
         }
     }
 }

@@ -159,7 +159,7 @@ fn a_rollback_whose_command_died_is_found_out() {
         let mut sandbox = scene.lock();
         let before = sandbox.record().standing.clone();
         // To where it stands: the checkpoint tells nothing then.
-        let tops = scene.f.store.begin_move(&mut sandbox, &scene.b).unwrap();
+        let (_, tops) = scene.f.store.begin_move(&mut sandbox, &scene.b).unwrap();
         let planned = sandbox.record().next.clone().unwrap().standing;
         drop(sandbox);
         if !moved {

@@ -1,0 +1,48 @@
+//! `coppice exec`: a command in a sandbox that stays.
+
+use coppice_manager::failure::{Class, Failure};
+use coppice_manager::sandbox::Guest;
+use tokio::time::Instant;
+
+use super::command::CommandArgs;
+use super::output::Output;
+use super::reference::sandbox;
+use super::session::{self, Host};
+use super::terminal::Signals;
+
+/// Arguments of `coppice exec`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    how: CommandArgs,
+    /// The sandbox: its name, ID, or the beginning of its ID
+    #[arg(value_name = "SANDBOX")]
+    sandbox: String,
+    /// The command and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+/// Runs the command and returns the exit code of `coppice`.
+pub(super) async fn run(args: Args) -> u8 {
+    let mut output = Output::new(args.how.json);
+    let code = match attempt(&args, &mut output).await {
+        Ok(code) => code,
+        Err(failure) => {
+            output.error(&failure).await;
+            failure.class.exit_code()
+        }
+    };
+    output.finish().await;
+    code
+}
+
+async fn attempt(args: &Args, output: &mut Output) -> Result<u8, Failure> {
+    let began = Instant::now();
+    let mut signals =
+        Signals::listen().map_err(|e| Failure::new(Class::Host, e, "see `ulimit -n`"))?;
+    let request = args.how.request(&args.command)?;
+    let (store, id) = sandbox(&args.sandbox)?;
+    let guest = Guest::open(&store, &id).map_err(|error| error.failure())?;
+    session::run(Host::Kept(&guest, began), &request, &mut signals, output).await
+}
