@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use coppice_lab::{Lab, LaneChoice, Options};
+use coppice_manager::failure::chain;
 
 /// Set inside a lane, so that the body runs instead of being sent on.
 const INSIDE: &str = "COPPICE_TEST_INSIDE_LANE";
@@ -54,16 +55,4 @@ pub fn on_best_lane(name: &str, body: impl FnOnce()) {
         }
         Err(error) => panic!("{name} did not run to its end in the nested lab: {}", chain(&error)),
     }
-}
-
-/// An error with its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

@@ -88,6 +88,15 @@ fn a_debian_userland_runs_python() {
 }
 
 #[test]
+fn text_beyond_ascii_is_text() {
+    on_lane!({
+        let script = "locale charmap; word=grün; echo ${#word}; python3 -c 'print(\"grün €\")'";
+        let out = stdout(&mut coppice(&["run", "--", "bash", "-c", script]));
+        assert_eq!(out, "UTF-8\n4\ngrün €\n");
+    });
+}
+
+#[test]
 fn what_a_guest_writes_is_gone_with_it() {
     on_lane!({
         let write = "echo mine > /home/user/note && sync && cat /home/user/note";
