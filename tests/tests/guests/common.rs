@@ -12,7 +12,7 @@ use coppice_lab::paths;
 use coppice_manager::home::Home;
 use coppice_manager::sandbox::Config;
 use coppice_manager::vmm::{Passed, Vmm};
-use coppice_vmm_protocol::{BootSpec, ConsoleSpec, DiskSpec, MachineSpec, Start};
+use coppice_vmm_protocol::{BalloonSpec, BootSpec, ConsoleSpec, DiskSpec, MachineSpec, Start};
 
 /// Runs a test's body on the best lane, under the test's own name.
 macro_rules! on_lane {
@@ -101,21 +101,36 @@ pub(crate) async fn bare_machine(init: &str, disks: Vec<File>) -> (Vmm, UnixStre
     let output = passed.add(OwnedFd::from(theirs)).unwrap();
     let kernel = passed.add(File::open(home().kernel("micro").unwrap()).unwrap()).unwrap();
     let root = passed.add(File::open(home().image("tiny").unwrap()).unwrap()).unwrap();
-    let mut specs =
-        vec![DiskSpec { fd: root, read_only: true, overlay: None, layers: Vec::new(), serial: "root".into() }];
+    let mut specs = vec![DiskSpec {
+        fd: root,
+        read_only: true,
+        overlay: None,
+        layers: Vec::new(),
+        serial: "root".into(),
+    }];
     for disk in disks {
         let fd = passed.add(disk).unwrap();
-        specs.push(DiskSpec { fd, read_only: false, overlay: None, layers: Vec::new(), serial: "data".into() });
+        specs.push(DiskSpec {
+            fd,
+            read_only: false,
+            overlay: None,
+            layers: Vec::new(),
+            serial: "data".into(),
+        });
     }
     let spec = MachineSpec {
         vcpus: 1,
-        memory_mib: 128,
-        start: Start::Boot(BootSpec { kernel, initrd: None, cmdline: format!("console=ttyS0 quiet panic=-1 reboot=k root=/dev/vda ro init={init}") }),
+        memory_mib: 384,
+        start: Start::Boot(BootSpec {
+            kernel,
+            initrd: None,
+            cmdline: format!("console=ttyS0 quiet panic=-1 reboot=k root=/dev/vda ro init={init}"),
+        }),
         disks: specs,
         vsock: None,
         console: Some(ConsoleSpec { input: Some(input), output: Some(output) }),
         rng: true,
-        balloon: None,
+        balloon: Some(BalloonSpec { target_mib: 0, free_page_reporting: true }),
     };
     vmm.create(spec, passed).await.unwrap();
     vmm.run().await.unwrap();
