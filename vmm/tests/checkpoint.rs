@@ -38,7 +38,11 @@ impl Node {
 
     fn chain(&self, first: u32) -> ChainSpec {
         let count = u32::try_from(self.files.len()).unwrap();
-        ChainSpec { id: self.id.clone(), layers: (first..first + count).collect() }
+        ChainSpec {
+            id: self.id.clone(),
+            layers: (first..first + count).collect(),
+            new_identity: true,
+        }
     }
 }
 

@@ -77,6 +77,10 @@ pub struct ChainSpec {
     pub id: String,
     /// Checkpoint files, open for reading: the root first, the checkpoint itself last.
     pub layers: Vec<FdIndex>,
+    /// Whether the machine is another one than the one that was saved: its kernel then makes a
+    /// boot ID of its own. Random numbers are always new. Not for a rollback.
+    #[serde(default)]
+    pub new_identity: bool,
 }
 
 /// One block device.

@@ -25,6 +25,7 @@ mod error;
 mod file;
 mod memmap;
 mod params;
+mod symbols;
 mod sys;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ use linux_loader::loader::{BzImage, Elf, KernelLoader};
 use vm_memory::{Bytes, GuestAddress};
 
 pub use error::BootError;
+pub use symbols::KernelState;
 
 use crate::memory::GuestRam;
 use crate::memory::layout::{CMDLINE_MAX, HOLE_START, KERNEL_START};
@@ -94,6 +96,12 @@ struct Kernel {
     initrd_limit: u64,
     /// Longest command line, without the terminating zero.
     cmdline_limit: usize,
+}
+
+/// Where a Linux kernel's file says that it keeps what a clone must not share; nothing for other
+/// files and for those without symbols.
+pub fn kernel_state(kernel: &File) -> Option<KernelState> {
+    symbols::find(&BootFile::new(kernel).ok()??)
 }
 
 /// Loads a guest: afterwards its memory holds all that the kernel needs to start.

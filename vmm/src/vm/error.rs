@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::devices::DeviceError;
 use super::host::KvmError;
+use super::machine::ForkError;
 use super::machine::saved::SavedError;
 use super::policy::Illegal;
 use super::spec::SpecError;
@@ -125,6 +126,9 @@ pub enum VmError {
     /// KVM does not say what state there is.
     #[error("the machine's state could not be saved on this host")]
     State(#[from] StateError),
+    /// The guest's kernel cannot be told apart from other clones.
+    #[error(transparent)]
+    Fork(#[from] ForkError),
     /// The generation ID cannot be changed.
     #[error(transparent)]
     Generation(VmGenIdError),
@@ -165,7 +169,7 @@ impl VmError {
             Self::Job(_) => ErrorKind::Checkpoint,
             Self::Disk { .. } => ErrorKind::Disk,
             Self::State(_) => ErrorKind::Kvm,
-            Self::Pagemap(_) | Self::Generation(_) => ErrorKind::Host,
+            Self::Fork(_) | Self::Pagemap(_) | Self::Generation(_) => ErrorKind::Host,
             Self::NoBalloon
             | Self::BalloonTarget { .. }
             | Self::Shape { .. }

@@ -1,6 +1,7 @@
 //! One machine: built in one way, then moved between its states.
 
 mod checkpoint;
+mod fork;
 mod memory;
 pub(super) mod saved;
 
@@ -13,13 +14,14 @@ use coppice_vmm_protocol::{VmState, VmStatus};
 use vm_memory::bitmap::AtomicBitmap;
 
 pub(super) use self::checkpoint::{Running, Written};
+pub(super) use self::fork::ForkError;
 use self::memory::Memory;
 use self::saved::{Saved, SavedError, shape_of};
 use super::devices::{self, Devices};
 use super::error::VmError;
 use super::shell::Shell;
 use super::spec::{Boot, Chain, Origin, Spec};
-use crate::boot::{self, BootConfig, BootEntry, cpu};
+use crate::boot::{self, BootConfig, BootEntry, KernelState, cpu};
 use crate::devices::GuestSignals;
 use crate::devices::virtio::blk::SealedMap;
 use crate::memory::backing::Backing;
@@ -41,6 +43,8 @@ pub(super) struct Machine {
     unsaved_maps: Vec<Vec<SealedMap>>,
     /// The checkpoint it stands on, by the manager's name.
     standing: Option<String>,
+    /// Where the guest's kernel keeps what its clones must not share.
+    kernel: Option<KernelState>,
     vm: Arc<VmWithRam<AtomicBitmap>>,
 }
 
@@ -65,9 +69,11 @@ impl Machine {
                         .map_err(|source| VmError::Cpu { index: 0, source })?;
                 }
                 let backing = Backing::empty(shell.vm.ram());
-                Self::assemble(shell, spec, Vec::new(), backing, signals)
+                let mut machine = Self::assemble(shell, spec, Vec::new(), backing, signals)?;
+                machine.kernel = boot::kernel_state(&boot.kernel);
+                Ok(machine)
             }
-            Origin::Checkpoint(Chain { id, layers }) => {
+            Origin::Checkpoint(Chain { id, layers, new_identity }) => {
                 let checkpoint = Saved::open(layers)?;
                 let chain = checkpoint.chain(ram_memory::pages_of(spec.memory_mib))?;
                 let map = |ram: &Arc<GuestRam>| {
@@ -75,10 +81,14 @@ impl Machine {
                 };
                 let (shell, backing) = fill(shell, &spec, map)?;
                 let shape = shape_of(&spec);
-                checkpoint.check(&shape, &shell.identity)?;
+                let kernel = checkpoint.check(&shape, &shell.identity)?;
                 let maps = checkpoint.disk_maps(shape.overlays)?;
                 let mut machine = Self::assemble(shell, spec, maps, backing, signals)?;
+                machine.kernel = kernel;
                 machine.restore(&checkpoint)?;
+                if new_identity && let Some(kernel) = &kernel {
+                    fork::forget_boot_id(machine.vm.ram(), kernel)?;
+                }
                 machine.standing = Some(id);
                 Ok(machine)
             }
@@ -112,6 +122,7 @@ impl Machine {
             memory_mib,
             unsaved_maps,
             standing: None,
+            kernel: None,
             vm,
         })
     }

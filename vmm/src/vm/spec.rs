@@ -71,6 +71,8 @@ pub struct Chain {
     pub id: String,
     /// Readable regular files, the root first, the checkpoint itself last.
     pub layers: Vec<File>,
+    /// Whether the machine is another one than the one that was saved.
+    pub new_identity: bool,
 }
 
 /// A kernel and what goes with it.

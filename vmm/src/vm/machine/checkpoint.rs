@@ -8,7 +8,9 @@ use coppice_image::{HeaderInfo, Image, Kind, PageSet};
 use coppice_vmm_protocol::{CheckpointInfo, RollbackInfo};
 
 use super::Machine;
-use super::saved::{Saved, SavedError, Shape, VERSION, encode_maps};
+use super::fork;
+use super::saved::{MachinePart, Saved, SavedError, Shape, VERSION, encode_maps};
+use crate::boot::KernelState;
 use crate::checkpoint::{Capture, Finished, Job, JobError, Order, Part, Spare};
 use crate::devices::virtio::blk::{DiskError, Layering, SealedLayer, SealedMap};
 use crate::memory::{backing, pages};
@@ -155,9 +157,10 @@ impl Machine {
     /// vCPUs, interrupt controllers, clock and devices, as sections.
     fn state(&mut self) -> Result<Vec<Part>, VmError> {
         let part = |kind, instance, data| Part { kind, instance, version: VERSION, data };
-        let shape = serde_json::to_vec(&self.shape())
+        let machine = MachinePart { shape: self.shape(), kernel: self.kernel };
+        let machine = serde_json::to_vec(&machine)
             .map_err(|source| SavedError::Malformed { what: "machine", source })?;
-        let mut parts = vec![part(Kind::Machine, 0, shape)];
+        let mut parts = vec![part(Kind::Machine, 0, machine)];
         for (instance, vcpu) in (0u32..).zip(&self.vcpus) {
             let index = usize::try_from(instance).unwrap_or_default();
             let failed = |source| SavedError::Vcpu { index, source };
@@ -260,6 +263,9 @@ impl Machine {
         let devices = saved.devices()?;
         self.set(&vcpus, &irqchip, &clock)?;
         self.devices.restore(&devices).map_err(SavedError::from)?;
+        if let Some(kernel) = &self.kernel {
+            fork::reseed(self.vm.ram(), kernel)?;
+        }
         self.devices.new_generation(self.vm.ram()).map_err(VmError::Generation)?;
         self.devices.revive();
         Ok(())
@@ -305,21 +311,21 @@ impl Machine {
     /// Opens and checks all that a rollback needs.
     fn prepare(&self, order: RollbackOrder) -> Result<Target, VmError> {
         self.check_disks(order.disks.len())?;
-        let Chain { id, layers } = order.chain;
+        let Chain { id, layers, .. } = order.chain;
         let saved = Saved::open(layers)?;
-        saved.check(&self.shape(), &self.identity)?;
+        let kernel = saved.check(&self.shape(), &self.identity)?;
         let chain = saved.chain(pages::count(self.vm.ram()))?;
         let maps = saved.disk_maps(order.disks.len())?;
         let disks = order.disks.into_iter().zip(maps).enumerate();
         let disks = disks
             .map(|(number, ((layers, overlay), maps))| Ok((pair(number, layers, maps)?, overlay)))
             .collect::<Result<_, VmError>>()?;
-        Ok(Target { id, saved, chain, disks })
+        Ok(Target { id, kernel, saved, chain, disks })
     }
 
     /// Makes the paused machine the target.
     fn go_to(&mut self, target: Target) -> Result<u64, VmError> {
-        let Target { id, saved, chain, disks } = target;
+        let Target { id, kernel, saved, chain, disks } = target;
         let written = self.memory.take_written().map_err(memory_error)?;
         let pages = self.memory.roll_back(written, chain).map_err(SavedError::from)?;
         let mut disks = disks.into_iter();
@@ -331,6 +337,7 @@ impl Machine {
             }
         }
         self.unsaved_maps.iter_mut().for_each(Vec::clear);
+        self.kernel = kernel;
         self.restore(&saved)?;
         self.standing = Some(id);
         Ok(pages)
@@ -340,6 +347,7 @@ impl Machine {
 /// A checkpoint to go back to, checked.
 struct Target {
     id: String,
+    kernel: Option<KernelState>,
     saved: Saved,
     chain: backing::Chain,
     disks: Vec<(Vec<(File, SealedMap)>, File)>,

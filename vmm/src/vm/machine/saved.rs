@@ -8,6 +8,7 @@ use coppice_vmm_protocol::ErrorKind;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::boot::KernelState;
 use crate::devices;
 use crate::devices::virtio::blk::{MapError, SealedMap};
 use crate::memory::backing::{BackingError, Chain};
@@ -96,6 +97,15 @@ impl SavedError {
     }
 }
 
+/// The section about the machine as a whole.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MachinePart {
+    pub(super) shape: Shape,
+    /// Where the guest's kernel keeps what its clones must not share.
+    pub(super) kernel: Option<KernelState>,
+}
+
 /// The properties of a machine that a checkpoint depends on and that the file's header lacks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -137,13 +147,18 @@ impl Saved {
         Ok(Chain::new(&self.images, ram_pages)?)
     }
 
-    /// Whether a machine of `shape` on this host can be what was saved.
+    /// Whether a machine of `shape` on this host can be what was saved; gives what is known of
+    /// its kernel.
     ///
     /// # Errors
     /// [`SavedError::Shape`], [`SavedError::Cpu`] or damage.
-    pub(super) fn check(&self, shape: &Shape, host: &CpuIdentity) -> Result<(), SavedError> {
+    pub(super) fn check(
+        &self,
+        shape: &Shape,
+        host: &CpuIdentity,
+    ) -> Result<Option<KernelState>, SavedError> {
         let data = self.section(Kind::Machine, 0, "machine")?;
-        let saved: Shape = serde_json::from_slice(&data)
+        let MachinePart { shape: saved, kernel } = serde_json::from_slice(&data)
             .map_err(|source| SavedError::Malformed { what: "machine", source })?;
         if saved != *shape {
             let Shape { vcpus, memory_mib, overlays } = saved;
@@ -151,7 +166,7 @@ impl Saved {
             return Err(SavedError::Shape { saved });
         }
         self.top()?.info().cpu.fits_on(host)?;
-        Ok(())
+        Ok(kernel)
     }
 
     fn section(

@@ -67,7 +67,7 @@ impl Descriptors {
             self.take_regular(index, &what, ErrorKind::Checkpoint)
         };
         let layers = (0usize..).zip(chain.layers).map(take).collect::<Result<_, _>>()?;
-        Ok(Chain { id: chain.id, layers })
+        Ok(Chain { id: chain.id, layers, new_identity: chain.new_identity })
     }
 
     pub(super) fn take_layers(
