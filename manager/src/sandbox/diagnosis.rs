@@ -29,8 +29,13 @@ pub enum Cause {
         /// The last line on the console.
         last_line: String,
     },
-    /// The guest powered itself off or reset itself.
-    Ended(String),
+    /// The guest powered itself off or reset itself, or its VMM was told to end.
+    Ended {
+        /// Which of these.
+        how: &'static str,
+        /// The last line on the console.
+        last_line: String,
+    },
     /// The VMM failed.
     Vmm(String),
 }
@@ -56,13 +61,26 @@ pub fn explain(end: &End, console: &str) -> Cause {
     if end.panicked || end.reason == Some(ExitReason::Panic) {
         return Cause::Panic("the kernel panicked".into());
     }
+    let last_line = last_line(console).unwrap_or_default().into();
     if let Some(ExitReason::TripleFault { message }) = &end.reason {
-        let last_line = last_line(console).unwrap_or_default().into();
         return Cause::Crashed { fault: message.clone(), last_line };
     }
     match line_with(console, AGENT) {
         Some(line) => Cause::AgentFailed(line.into()),
-        None => Cause::Ended(last_line(console).unwrap_or_default().into()),
+        None => Cause::Ended { how: how(end.reason.as_ref()), last_line },
+    }
+}
+
+/// How a machine ended, in a few words.
+pub fn how(reason: Option<&ExitReason>) -> &'static str {
+    match reason {
+        None => "no reason given",
+        Some(ExitReason::PowerOff) => "it powered itself off",
+        Some(ExitReason::Reset) => "it reset itself",
+        Some(ExitReason::Panic) => "its kernel panicked",
+        Some(ExitReason::TripleFault { .. }) => "its kernel crashed",
+        Some(ExitReason::Stopped) => "it was stopped",
+        Some(ExitReason::Failed { .. }) => "the VMM failed",
     }
 }
 
@@ -139,9 +157,10 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_shows_the_last_line() {
+    fn a_reset_is_named_and_shows_the_last_line() {
         let end = End { reason: Some(ExitReason::Reset), ..End::default() };
-        assert_eq!(explain(&end, "early\nlate\n\n"), Cause::Ended("late".into()));
+        let expected = Cause::Ended { how: "it reset itself", last_line: "late".into() };
+        assert_eq!(explain(&end, "early\nlate\n\n"), expected);
     }
 
     #[test]

@@ -200,7 +200,9 @@ fn boot_text(cause: &Cause, kernel: &Path, image: &Path) -> String {
         Cause::Crashed { fault, last_line } => {
             format!("the guest's kernel crashed ({fault}){}", saw(last_line))
         }
-        Cause::Ended(says) => format!("the guest ended before its agent reported{}", saw(says)),
+        Cause::Ended { how, last_line } => {
+            format!("the guest ended before its agent reported ({how}){}", saw(last_line))
+        }
         Cause::Vmm(says) => format!("the VMM failed: {says}"),
     }
 }
@@ -242,7 +244,7 @@ impl Error {
                 (format!("panic: {says}"), true)
             }
             Cause::Crashed { fault, .. } => (fault, true),
-            _ => (end.reason.as_ref().map_or("no reason given", reason_text).into(), end.panicked),
+            _ => (diagnosis::how(end.reason.as_ref()).into(), end.panicked),
         };
         Self::Ended { what, panicked }
     }
@@ -417,7 +419,7 @@ fn boot_advice(cause: &Cause, memory_mib: u32) -> (Class, String) {
             (Class::MemoryTooSmall, format!("give it more than {memory_mib} MiB with --memory"))
         }
         Cause::Panic(_) | Cause::Crashed { .. } => (Class::GuestPanic, MORE_MEMORY.into()),
-        Cause::Ended(_) => {
+        Cause::Ended { .. } => {
             (Class::GuestEnded, "check that the image's /sbin/init is coppice-agent".into())
         }
         Cause::Vmm(_) => (Class::Internal, REPORT.into()),
@@ -437,17 +439,5 @@ fn agent_advice(error: &agent::Error) -> (Class, String) {
             "the agent may have been killed or the guest have run out of memory; see --memory"
                 .into(),
         ),
-    }
-}
-
-fn reason_text(reason: &coppice_vmm_protocol::ExitReason) -> &'static str {
-    use coppice_vmm_protocol::ExitReason as R;
-    match reason {
-        R::PowerOff => "it powered itself off",
-        R::Reset => "it reset itself",
-        R::Panic => "its kernel panicked",
-        R::TripleFault { .. } => "its kernel crashed",
-        R::Stopped => "it was stopped",
-        R::Failed { .. } => "the VMM failed",
     }
 }
