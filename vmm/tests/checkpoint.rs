@@ -3,13 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 
-use coppice_micro::{Code, Interpreter, Vmm, kvm, plain_spec};
-use coppice_vmm_protocol::{
-    ChainSpec, CheckpointInfo, CheckpointSpec, ConsoleSpec, MachineSpec, Op, ResultBody,
-    RollbackInfo, RollbackSpec, Start, VmState,
-};
+use coppice_micro::tree::Machine;
+use coppice_micro::{Vmm, kvm};
+use coppice_vmm_protocol::{CheckpointSpec, Op, ResultBody, VmState};
 
 macro_rules! needs_kvm {
     () => {
@@ -24,110 +22,13 @@ const A: u32 = 0x20_0000;
 const B: u32 = 0x123_4000;
 const C: u32 = 0x300_0000;
 
-/// A checkpoint with all it stands on.
-#[derive(Clone)]
-struct Node {
-    id: String,
-    files: Vec<std::sync::Arc<File>>,
-}
-
-impl Node {
-    fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.files.iter().map(|file| file.as_fd()).collect()
-    }
-
-    fn chain(&self, first: u32) -> ChainSpec {
-        let count = u32::try_from(self.files.len()).unwrap();
-        ChainSpec {
-            id: self.id.clone(),
-            layers: (first..first + count).collect(),
-            new_identity: true,
-        }
-    }
-}
-
-/// A machine that runs the interpreter.
-struct Machine {
-    vmm: Vmm,
-    guest: Interpreter,
-    /// What it stands on.
-    node: Node,
-}
-
-fn spec(start: Start) -> MachineSpec {
-    MachineSpec {
-        start,
-        console: Some(ConsoleSpec { input: Some(1), output: Some(2) }),
-        rng: true,
-        ..plain_spec()
-    }
-}
-
-impl Machine {
-    fn boot() -> Self {
-        let (guest, input, output) = Interpreter::pipes();
-        let mut vmm = Vmm::start();
-        let kernel = Code::new().interpreter().kernel();
-        let op = Op::Create(Box::new(spec(plain_spec().start)));
-        let fds = [kernel.as_fd(), input.as_fd(), output.as_fd()];
-        assert_eq!(vmm.request_with(op, &fds), ResultBody::Done);
-        vmm.done(Op::Start {});
-        Self { vmm, guest, node: Node { id: String::new(), files: Vec::new() } }
-    }
-
-    fn clone_of(node: &Node) -> Self {
-        Self::clone_in(Vmm::start(), node)
-    }
-
-    fn clone_in(mut vmm: Vmm, node: &Node) -> Self {
-        let (guest, input, output) = Interpreter::pipes();
-        let placeholder = OwnedFd::from(coppice_micro::null());
-        let mut fds = vec![placeholder.as_fd(), input.as_fd(), output.as_fd()];
-        fds.extend(node.fds());
-        let op = Op::Create(Box::new(spec(Start::Checkpoint(node.chain(3)))));
-        assert_eq!(vmm.request_with(op, &fds), ResultBody::Done);
-        vmm.done(Op::Start {});
-        Self { vmm, guest, node: node.clone() }
-    }
-
-    fn try_checkpoint(&mut self, id: &str, file: &File, background: bool) -> ResultBody {
-        let spec = CheckpointSpec {
-            id: id.into(),
-            file: 0,
-            overlays: Vec::new(),
-            meta: "{}".into(),
-            background,
-        };
-        self.vmm.request_with(Op::Checkpoint(spec), &[file.as_fd()])
-    }
-
-    fn checkpoint(&mut self, id: &str, background: bool) -> (Node, CheckpointInfo) {
-        let file = tempfile::tempfile().unwrap();
-        let ResultBody::Checkpoint(info) = self.try_checkpoint(id, &file, background) else {
-            panic!("no checkpoint");
-        };
-        self.vmm.done(Op::Commit { id: id.into() });
-        self.node.id = id.into();
-        self.node.files.push(std::sync::Arc::new(file));
-        (self.node.clone(), info)
-    }
-
-    fn roll_back(&mut self, node: &Node) -> RollbackInfo {
-        let op = Op::Rollback(RollbackSpec { chain: node.chain(0), disks: Vec::new() });
-        match self.vmm.request_with(op, &node.fds()) {
-            ResultBody::Rollback(info) => {
-                self.node = node.clone();
-                info
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-}
+/// Guest RAM in MiB.
+const MEMORY: u32 = 64;
 
 #[test]
 fn a_machine_runs_on_after_a_checkpoint() {
     needs_kvm!();
-    let mut machine = Machine::boot();
+    let mut machine = Machine::boot(MEMORY);
     machine.guest.write(A, 1);
     let (_, info) = machine.checkpoint("one", false);
     assert!((1..100).contains(&info.pages), "{info:?}");
@@ -140,7 +41,7 @@ fn a_machine_runs_on_after_a_checkpoint() {
 #[test]
 fn a_clone_has_the_memory_of_its_checkpoint() {
     needs_kvm!();
-    let mut parent = Machine::boot();
+    let mut parent = Machine::boot(MEMORY);
     parent.guest.write(A, 1);
     let (node, _) = parent.checkpoint("one", false);
     parent.guest.write(A, 2);
@@ -153,7 +54,7 @@ fn a_clone_has_the_memory_of_its_checkpoint() {
 #[test]
 fn a_prepared_process_makes_a_clone_too() {
     needs_kvm!();
-    let mut parent = Machine::boot();
+    let mut parent = Machine::boot(MEMORY);
     parent.guest.write(B, 7);
     let (node, _) = parent.checkpoint("one", false);
     let mut vmm = Vmm::start();
@@ -165,7 +66,7 @@ fn a_prepared_process_makes_a_clone_too() {
 #[test]
 fn later_checkpoints_hold_only_what_was_written_since() {
     needs_kvm!();
-    let mut machine = Machine::boot();
+    let mut machine = Machine::boot(MEMORY);
     machine.guest.fill(A, 1, 1000);
     let (_, first) = machine.checkpoint("one", false);
     machine.guest.fill(B, 2, 20);
@@ -178,7 +79,7 @@ fn later_checkpoints_hold_only_what_was_written_since() {
 #[test]
 fn a_rollback_brings_memory_back() {
     needs_kvm!();
-    let mut machine = Machine::boot();
+    let mut machine = Machine::boot(MEMORY);
     machine.guest.fill(A, 1, 300);
     let (node, _) = machine.checkpoint("one", false);
     machine.guest.fill(A, 2, 300);
@@ -190,7 +91,7 @@ fn a_rollback_brings_memory_back() {
 #[test]
 fn a_rollback_goes_to_any_node_of_the_tree() {
     needs_kvm!();
-    let mut machine = Machine::boot();
+    let mut machine = Machine::boot(MEMORY);
     let mut nodes = Vec::new();
     for step in 1..=4u32 {
         machine.guest.fill(A + step * 0x1000, step, 200);
@@ -214,7 +115,7 @@ fn a_rollback_goes_to_any_node_of_the_tree() {
 #[test]
 fn a_clone_can_be_checkpointed_and_rolled_back() {
     needs_kvm!();
-    let mut parent = Machine::boot();
+    let mut parent = Machine::boot(MEMORY);
     parent.guest.fill(A, 1, 100);
     let (node, _) = parent.checkpoint("one", false);
     let mut child = Machine::clone_of(&node);
@@ -233,7 +134,7 @@ fn a_clone_can_be_checkpointed_and_rolled_back() {
 #[test]
 fn a_background_checkpoint_has_the_memory_of_its_moment() {
     needs_kvm!();
-    let mut machine = Machine::boot();
+    let mut machine = Machine::boot(MEMORY);
     machine.guest.fill(A, 1, 4000);
     machine.checkpoint("one", true);
     machine.guest.fill(A, 2, 4000);
@@ -249,9 +150,7 @@ fn a_background_checkpoint_has_the_memory_of_its_moment() {
     // Runs while the copy is under way, or before or after it: the result is the same.
     machine.guest.fill(A, 3, 4000);
     let ResultBody::Checkpoint(_) = machine.vmm.answer().unwrap() else { panic!() };
-    machine.vmm.done(Op::Commit { id: "two".into() });
-    machine.node.id = "two".into();
-    machine.node.files.push(std::sync::Arc::new(file));
+    machine.commit("two", file);
     let sum = Machine::clone_of(&machine.node).guest.sum(A, 4000);
     assert!((8000..=12000).contains(&sum), "{sum}");
     assert_eq!(machine.guest.sum(A, 4000), 12000);
@@ -263,7 +162,7 @@ fn a_background_checkpoint_has_the_memory_of_its_moment() {
 #[test]
 fn a_checkpoint_that_fails_loses_nothing() {
     needs_kvm!();
-    let mut machine = Machine::boot();
+    let mut machine = Machine::boot(MEMORY);
     machine.guest.fill(A, 1, 100);
     machine.checkpoint("one", false);
     machine.guest.fill(A, 2, 100);
@@ -279,7 +178,7 @@ fn a_checkpoint_that_fails_loses_nothing() {
 #[test]
 fn a_checkpoint_that_is_not_committed_is_not_stood_on() {
     needs_kvm!();
-    let mut machine = Machine::boot();
+    let mut machine = Machine::boot(MEMORY);
     machine.guest.fill(A, 1, 100);
     let file = tempfile::tempfile().unwrap();
     let ResultBody::Checkpoint(_) = machine.try_checkpoint("one", &file, false) else { panic!() };

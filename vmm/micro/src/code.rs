@@ -114,6 +114,7 @@ impl Code {
     /// | `f` address value count | writes 32 bits at the start of each of `count` pages | `k` |
     /// | `r` address | reads 32 bits | the bits |
     /// | `s` address count | adds up 32 bits at the start of each of `count` pages | the sum |
+    /// | `p` | nothing any more | `p` for ever |
     ///
     /// All operands are 32 bits, little-endian. [`crate::Interpreter`] speaks it.
     pub fn interpreter(self) -> Self {
@@ -124,7 +125,9 @@ impl Code {
         // The UART takes input only from one who wants interrupts; they stay masked here.
         // mov dx, interrupt enable; mov al, 1; out dx, al
         asm.code(&[0x66, 0xBA, low + 1, high, 0xB0, 1, 0xEE]).label("main").call("byte");
-        for (command, label) in [(b'w', "write"), (b'f', "fill"), (b'r', "read"), (b's', "sum")] {
+        let commands =
+            [(b'w', "write"), (b'f', "fill"), (b'r', "read"), (b's', "sum"), (b'p', "print")];
+        for (command, label) in commands {
             asm.code(&[0x3C, command]).jump_if_equal(label);
         }
         asm.jump("main");
@@ -147,6 +150,9 @@ impl Code {
         asm.jump_if_equal("answer");
         // add ebx, [edi]; add edi, 4096; dec ecx
         asm.code(&[0x03, 0x1F, 0x81, 0xC7, 0x00, 0x10, 0x00, 0x00, 0x49]).jump("sum next");
+        // mov dx, serial; mov al, 'p'; then out dx, al
+        asm.label("print").code(&[0x66, 0xBA, low, high, 0xB0, b'p']).label("print next");
+        asm.code(&[0xEE]).jump("print next");
         // mov dx, serial; mov al, 'k'; out dx, al
         asm.label("done").code(&[0x66, 0xBA, low, high, 0xB0, b'k', 0xEE]).jump("main");
         // mov ecx, 4; mov dx, serial; then mov al, bl; out dx, al; ror ebx, 8; dec ecx

@@ -10,6 +10,7 @@
 )]
 
 pub mod code;
+pub mod tree;
 
 use std::fs::File;
 use std::io::{PipeReader, PipeWriter, Read, Write};
@@ -66,6 +67,8 @@ pub struct Vmm {
     pub child: Child,
     pub socket: ControlSocket,
     next_id: u64,
+    /// The request whose answer comes next; several may be under way.
+    next_answer: u64,
     /// Events that came while a reply was awaited.
     events: Vec<EventBody>,
 }
@@ -87,7 +90,7 @@ impl Vmm {
 
     /// Takes over a process that serves the other end of `socket`.
     pub fn with(child: Child, socket: ControlSocket) -> Self {
-        Self { child, socket, next_id: 1, events: Vec::new() }
+        Self { child, socket, next_id: 1, next_answer: 1, events: Vec::new() }
     }
 
     /// Starts a process and a machine that runs `code`; returns its console output too.
@@ -123,12 +126,13 @@ impl Vmm {
         self.socket.send(&Request { id, op }, fds)
     }
 
-    /// Waits for the answer to the request sent last.
+    /// Waits for the answer to the first request that has none yet.
     pub fn answer(&mut self) -> Result<ResultBody, SocketError> {
         loop {
             match self.socket.receive::<Incoming>()?.0 {
                 Incoming::Reply(reply) => {
-                    assert_eq!(reply.id, self.next_id - 1);
+                    assert_eq!(reply.id, self.next_answer);
+                    self.next_answer += 1;
                     return Ok(reply.result);
                 }
                 Incoming::Event(Event { event }) => self.events.push(event),
@@ -246,15 +250,26 @@ impl Interpreter {
     }
 
     fn done(&mut self) {
-        let mut answer = [0];
-        self.output.read_exact(&mut answer).unwrap();
-        assert_eq!(answer, *b"k");
+        assert_eq!(self.byte(), b'k');
     }
 
     fn answer(&mut self) -> u32 {
         let mut answer = [0; 4];
         self.output.read_exact(&mut answer).unwrap();
         u32::from_le_bytes(answer)
+    }
+
+    /// Has the guest write one byte after the other, for ever, and waits for the first.
+    pub fn print_for_ever(&mut self) {
+        self.tell(b'p', &[]);
+        assert_eq!(self.byte(), b'p');
+    }
+
+    /// Waits for one byte of output.
+    pub fn byte(&mut self) -> u8 {
+        let mut byte = [0];
+        self.output.read_exact(&mut byte).unwrap();
+        byte[0]
     }
 
     /// Writes 32 bits.
