@@ -10,6 +10,8 @@ use std::time::Duration;
 use coppice_lab::{Lab, LaneChoice, Options};
 use coppice_manager::failure::chain;
 
+use crate::shutdowns::Shutdowns;
+
 /// Set inside a lane, so that the body runs instead of being sent on.
 const INSIDE: &str = "COPPICE_TEST_INSIDE_LANE";
 
@@ -27,6 +29,10 @@ static ON_HOST: Mutex<()> = Mutex::new(());
 #[allow(clippy::panic, clippy::print_stderr)]
 pub fn on_best_lane(name: &str, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
+        let _shown_on_failure = match Shutdowns::record() {
+            Ok(shutdowns) => shutdowns,
+            Err(error) => panic!("the lab's kernel does not trace KVM: {error}"),
+        };
         return body();
     }
     let lab = match Lab::open(LaneChoice::Best, &Options::default()) {

@@ -3,4 +3,5 @@
 //! The tests themselves are under `tests/`; this library holds what several of them share.
 
 pub mod lane;
+mod shutdowns;
 pub mod source;

@@ -2,9 +2,10 @@
 
 use std::process::{Command, Stdio};
 
+use coppice_manager::failure::Class;
 use coppice_vmm_protocol::ExitReason;
 
-use crate::common::{bare_machine, block_on, on_lane, shell_machine, tiny};
+use crate::common::{bare_machine, block_on, finish, on_lane, shell_machine, tiny};
 use crate::cycles::vmm_processes;
 
 #[test]
@@ -15,6 +16,17 @@ fn a_reboot_is_told_from_a_power_off() {
             terminal.type_line("reboot -f");
             assert_eq!(vmm.ended().await.reason, Some(ExitReason::Reset));
         });
+    });
+}
+
+#[test]
+fn a_crash_is_told_from_a_reboot() {
+    on_lane!({
+        // With this option Linux resets by a triple fault, as a kernel does that lost its stack.
+        let options = ["--user", "root", "--append", "reboot=t"];
+        let (code, _, err) = finish(&mut tiny(&options, &["reboot", "-f"]));
+        assert_eq!(code, i32::from(Class::GuestPanic.exit_code()), "{err}");
+        assert!(err.contains("triple fault on vCPU 0"), "{err}");
     });
 }
 
