@@ -234,7 +234,7 @@ pub(super) fn add_chain(
     for id in meta.memory_chain() {
         layers.push(add_file(passed, store.memory_path(&id))?);
     }
-    Ok(ChainSpec { id: meta.id.to_string(), layers, new_identity: true })
+    Ok(ChainSpec { id: meta.id.to_string(), layers, working_set: None, new_identity: true })
 }
 
 /// Adds the layers of a checkpoint's disk.

@@ -35,6 +35,7 @@ impl Node {
         ChainSpec {
             id: self.id.clone(),
             layers: (first..first + count).collect(),
+            working_set: None,
             new_identity: false,
         }
     }

@@ -46,6 +46,12 @@ pub enum Op {
     /// Bring the machine back to a checkpoint in the same tree; it then runs on, or stays paused,
     /// as it was. Answered with [`ResultBody::Rollback`].
     Rollback(RollbackSpec),
+    /// Write down which pages of its checkpoint the machine has used since it started, for
+    /// [`ChainSpec::working_set`] of later ones.
+    RecordWorkingSet {
+        /// An empty file, open for writing.
+        file: FdIndex,
+    },
     /// End the machine now, without asking the guest.
     Stop {},
     /// Ask for the machine's state and counters. Legal always.

@@ -77,6 +77,11 @@ pub struct ChainSpec {
     pub id: String,
     /// Checkpoint files, open for reading: the root first, the checkpoint itself last.
     pub layers: Vec<FdIndex>,
+    /// What an earlier machine of this checkpoint used soon after its start
+    /// (`Op::RecordWorkingSet`), open for reading: brought in ahead of the guest. Not for a
+    /// rollback.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_set: Option<FdIndex>,
     /// Whether the machine is another one than the one that was saved: its kernel then makes a
     /// boot ID of its own. Random numbers are always new. Not for a rollback.
     #[serde(default)]

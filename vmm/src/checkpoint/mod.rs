@@ -12,7 +12,9 @@ mod capture;
 mod job;
 mod protect;
 mod selection;
+mod working_set;
 
 pub use capture::{Capture, CaptureError, Spare};
 pub use job::{Finished, Job, JobError, Order, Part};
 pub use selection::Selection;
+pub use working_set::{Prefetch, record};

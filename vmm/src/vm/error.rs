@@ -76,6 +76,12 @@ pub enum VmError {
         /// MiB of RAM it has.
         memory_mib: u32,
     },
+    /// The thread that brings in a working set cannot be started.
+    #[error("the thread that brings in the working set cannot be started")]
+    Prefetch(#[source] io::Error),
+    /// The working set cannot be written down.
+    #[error("the working set was not recorded")]
+    Record(#[source] io::Error),
     /// The process cannot look at its own memory.
     #[error("/proc/self/pagemap cannot be opened: mount /proc")]
     Pagemap(#[source] io::Error),
@@ -169,7 +175,11 @@ impl VmError {
             Self::Job(_) => ErrorKind::Checkpoint,
             Self::Disk { .. } => ErrorKind::Disk,
             Self::State(_) => ErrorKind::Kvm,
-            Self::Fork(_) | Self::Pagemap(_) | Self::Generation(_) => ErrorKind::Host,
+            Self::Prefetch(_)
+            | Self::Record(_)
+            | Self::Fork(_)
+            | Self::Pagemap(_)
+            | Self::Generation(_) => ErrorKind::Host,
             Self::NoBalloon
             | Self::BalloonTarget { .. }
             | Self::Shape { .. }

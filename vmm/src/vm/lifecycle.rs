@@ -138,6 +138,11 @@ impl Lifecycle {
                 let order = RollbackOrder::from_wire(wire, fds)?;
                 return self.roll_back(order, running).map(|info| Some(ResultBody::Rollback(info)));
             }
+            Op::RecordWorkingSet { file } => {
+                let file = spec::take_record(file, fds)?;
+                let machine = self.machine.as_ref().ok_or(VmError::NoMachine)?;
+                machine.record_working_set(&file)?;
+            }
             Op::Create(spec) => self.create(*spec, fds)?,
             Op::Start {} | Op::Resume {} => self.with_machine(Machine::run),
             Op::Pause {} => self.with_machine(Machine::pause),

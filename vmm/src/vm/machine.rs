@@ -6,6 +6,7 @@ mod memory;
 pub(super) mod saved;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -22,6 +23,7 @@ use super::error::VmError;
 use super::shell::Shell;
 use super::spec::{Boot, Chain, Origin, Spec};
 use crate::boot::{self, BootConfig, BootEntry, KernelState, cpu};
+use crate::checkpoint::Prefetch;
 use crate::devices::GuestSignals;
 use crate::devices::virtio::blk::SealedMap;
 use crate::memory::backing::Backing;
@@ -45,6 +47,8 @@ pub(super) struct Machine {
     standing: Option<String>,
     /// Where the guest's kernel keeps what its clones must not share.
     kernel: Option<KernelState>,
+    /// Brings in what the guest will use.
+    prefetch: Option<Prefetch>,
     vm: Arc<VmWithRam<AtomicBitmap>>,
 }
 
@@ -73,7 +77,7 @@ impl Machine {
                 machine.kernel = boot::kernel_state(&boot.kernel);
                 Ok(machine)
             }
-            Origin::Checkpoint(Chain { id, layers, new_identity }) => {
+            Origin::Checkpoint(Chain { id, layers, working_set, new_identity }) => {
                 let checkpoint = Saved::open(layers)?;
                 let chain = checkpoint.chain(ram_memory::pages_of(spec.memory_mib))?;
                 let map = |ram: &Arc<GuestRam>| {
@@ -85,6 +89,11 @@ impl Machine {
                 let maps = checkpoint.disk_maps(shape.overlays)?;
                 let mut machine = Self::assemble(shell, spec, maps, backing, signals)?;
                 machine.kernel = kernel;
+                // While the rest is restored.
+                machine.prefetch = working_set
+                    .map(|file| Prefetch::start(Arc::clone(&machine.vm), file))
+                    .transpose()
+                    .map_err(VmError::Prefetch)?;
                 machine.restore(&checkpoint)?;
                 if new_identity && let Some(kernel) = &kernel {
                     fork::forget_boot_id(machine.vm.ram(), kernel)?;
@@ -123,6 +132,7 @@ impl Machine {
             unsaved_maps,
             standing: None,
             kernel: None,
+            prefetch: None,
             vm,
         })
     }
@@ -179,6 +189,11 @@ impl Machine {
         }
         balloon.set_target(target_mib);
         Ok(())
+    }
+
+    /// Writes down which pages of its checkpoint the machine has used.
+    pub(super) fn record_working_set(&self, file: &File) -> Result<(), VmError> {
+        self.memory.record_working_set(file).map_err(VmError::Record)
     }
 
     /// The descriptor that is readable when [`Machine::console_event`] has work.

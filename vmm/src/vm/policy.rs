@@ -23,6 +23,8 @@ pub enum Action {
     Commit,
     /// Bring it back to a checkpoint.
     Rollback,
+    /// Write down which pages it has used.
+    RecordWorkingSet,
     /// End it.
     Stop,
     /// Look at it.
@@ -42,6 +44,7 @@ impl From<&Op> for Action {
             Op::Checkpoint(_) => Self::Checkpoint,
             Op::Commit { .. } => Self::Commit,
             Op::Rollback(_) => Self::Rollback,
+            Op::RecordWorkingSet { .. } => Self::RecordWorkingSet,
             Op::Stop {} => Self::Stop,
             Op::Status {} => Self::Status,
             Op::SetBalloon { .. } => Self::SetBalloon,
@@ -125,6 +128,7 @@ pub fn next(state: VmState, progress: Progress, action: Action) -> Result<VmStat
         (Created, Action::Start) | (Paused, Action::Resume) => Ok(Running),
         (Running, Action::Pause) => Ok(Paused),
         (_, Action::Stop) => Ok(Exited),
+        (Running | Paused, Action::RecordWorkingSet) => Ok(state),
         (Created | Running | Paused, Action::SetBalloon) => Ok(state),
         (Empty | Prepared | Created | Running | Paused, _) => Err(Illegal::State { action, state }),
     }
@@ -137,7 +141,8 @@ mod tests {
 
     use super::*;
 
-    const ACTIONS: [Action; 11] = [
+    const ACTIONS: [Action; 12] = [
+        Action::RecordWorkingSet,
         Action::Commit,
         Action::Prepare,
         Action::Checkpoint,
@@ -181,7 +186,10 @@ mod tests {
                             running = false;
                         }
                         Action::Stop => running = false,
-                        Action::Checkpoint | Action::Commit | Action::Rollback => {
+                        Action::Checkpoint
+                        | Action::Commit
+                        | Action::Rollback
+                        | Action::RecordWorkingSet => {
                             prop_assert!(matches!(state, VmState::Running | VmState::Paused));
                         }
                         Action::Prepare

@@ -16,7 +16,7 @@ use coppice_vmm_protocol::{BalloonSpec, ConsoleSpec, ErrorKind, FdIndex, Machine
 use thiserror::Error;
 
 use self::descriptors::{Descriptors, Side};
-pub(super) use self::orders::{CheckpointOrder, RollbackOrder};
+pub(super) use self::orders::{CheckpointOrder, RollbackOrder, take_record};
 use crate::memory::layout::CMDLINE_MAX;
 use crate::memory::{MAX_MEMORY_MIB, MIN_MEMORY_MIB};
 
@@ -71,6 +71,8 @@ pub struct Chain {
     pub id: String,
     /// Readable regular files, the root first, the checkpoint itself last.
     pub layers: Vec<File>,
+    /// What an earlier machine used of it, readable.
+    pub working_set: Option<File>,
     /// Whether the machine is another one than the one that was saved.
     pub new_identity: bool,
 }

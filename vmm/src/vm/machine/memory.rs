@@ -4,13 +4,14 @@
 //! every page; what was written is then what the process has made its own. From there on KVM
 //! logs what vCPUs write, and the memory's bitmap has what devices write.
 
+use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
 use coppice_image::{Image, PageSet};
 use vm_memory::bitmap::AtomicBitmap;
 
-use crate::checkpoint::Selection;
+use crate::checkpoint::{self, Selection};
 use crate::memory::backing::{Backing, BackingError, Chain};
 use crate::memory::pages;
 use crate::sys::kvm::VmWithRam;
@@ -99,6 +100,11 @@ impl Memory {
     /// When its file is not what was written.
     pub(super) fn advance(&mut self, image: &Image) -> Result<(), BackingError> {
         self.backing.advance(image)
+    }
+
+    /// Writes down which pages of its checkpoint the machine has used since it started.
+    pub(super) fn record_working_set(&self, file: &File) -> io::Result<()> {
+        checkpoint::record(&self.vm, &self.pagemap, &self.backing, file)
     }
 
     /// A checkpoint that should have held `pages` was not written.

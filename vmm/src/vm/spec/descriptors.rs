@@ -67,7 +67,11 @@ impl Descriptors {
             self.take_regular(index, &what, ErrorKind::Checkpoint)
         };
         let layers = (0usize..).zip(chain.layers).map(take).collect::<Result<_, _>>()?;
-        Ok(Chain { id: chain.id, layers, new_identity: chain.new_identity })
+        let working_set = chain
+            .working_set
+            .map(|index| self.take_regular(index, "the working set", ErrorKind::Checkpoint))
+            .transpose()?;
+        Ok(Chain { id: chain.id, layers, working_set, new_identity: chain.new_identity })
     }
 
     pub(super) fn take_layers(

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use coppice_vmm_protocol::{CheckpointSpec, DiskRollback, ErrorKind, RollbackSpec};
+use coppice_vmm_protocol::{CheckpointSpec, DiskRollback, ErrorKind, FdIndex, RollbackSpec};
 
 use super::descriptors::Descriptors;
 use super::{Chain, SpecError, check_id};
@@ -30,6 +30,15 @@ pub(in crate::vm) struct RollbackOrder {
     pub(in crate::vm) chain: Chain,
     /// The sealed layers and the empty overlay of each disk with an overlay.
     pub(in crate::vm) disks: Vec<(Vec<File>, File)>,
+}
+
+/// The empty file of a request that takes a record.
+///
+/// # Errors
+/// [`SpecError`] when it is something else.
+pub(in crate::vm) fn take_record(index: FdIndex, fds: Vec<OwnedFd>) -> Result<File, SpecError> {
+    let what = "the file for the working set";
+    Descriptors::new(fds).take_empty(index, what, ErrorKind::Checkpoint)
 }
 
 impl CheckpointOrder {
