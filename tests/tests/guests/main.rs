@@ -15,5 +15,6 @@ mod cycles;
 mod disk;
 mod ends;
 mod hardware;
+mod sessions;
 mod streams;
 mod terminal;
