@@ -49,6 +49,7 @@ mod header;
 mod index;
 mod page_set;
 mod reader;
+mod sealed_map;
 mod section;
 mod view;
 mod writer;
@@ -57,6 +58,7 @@ pub use header::{BUILD_MAX, CpuIdentity, CpuMismatch, FORMAT_VERSION, HeaderErro
 pub use index::{Extent, IndexError, MAX_EXTENTS, PageIndex};
 pub use page_set::{PageSet, Runs};
 pub use reader::{Image, ReadError, Section};
+pub use sealed_map::{ClusterRun, MapError, SealedMap, decode_maps, encode_maps};
 pub use section::{Kind, MAX_SECTION, MAX_SECTIONS, TableError};
 pub use view::{Run, Source, View, ViewError, ViewRuns};
 pub use writer::{Summary, WriteError, Writer};

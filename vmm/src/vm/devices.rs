@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use coppice_image::SealedMap;
 use coppice_vmm_protocol::ErrorKind;
 use kvm_ioctls::{IoEventAddress, VmFd};
 use thiserror::Error;
@@ -17,7 +18,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::spec::{self, Disk, Spec};
 use crate::devices::legacy::{AcpiRegisters, I8042, PvPanic, Serial, VmGenId, VmGenIdError};
 use crate::devices::virtio::balloon::Balloon;
-use crate::devices::virtio::blk::{Backend, Blk, DiskError, Overlay, Raw, SealedMap};
+use crate::devices::virtio::blk::{Backend, Blk, DiskError, Overlay, Raw};
 use crate::devices::virtio::io_thread::{IoThread, IoThreadError, Source};
 use crate::devices::virtio::mmio::{MmioTransport, QUEUE_NOTIFY};
 use crate::devices::virtio::rng::Rng;

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use coppice_image::CpuIdentity;
+use coppice_image::{CpuIdentity, SealedMap};
 use coppice_vmm_protocol::{VmState, VmStatus};
 use vm_memory::bitmap::AtomicBitmap;
 
@@ -25,7 +25,6 @@ use super::spec::{Boot, Chain, Origin, Spec};
 use crate::boot::{self, BootConfig, BootEntry, KernelState, cpu};
 use crate::checkpoint::Prefetch;
 use crate::devices::GuestSignals;
-use crate::devices::virtio::blk::SealedMap;
 use crate::memory::backing::Backing;
 use crate::memory::{self as ram_memory, GuestRam};
 use crate::sys::kvm::VmWithRam;

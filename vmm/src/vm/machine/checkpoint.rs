@@ -4,15 +4,15 @@ use std::fs::File;
 use std::io;
 use std::time::Instant;
 
-use coppice_image::{HeaderInfo, Image, Kind, PageSet};
+use coppice_image::{HeaderInfo, Image, Kind, PageSet, SealedMap, encode_maps};
 use coppice_vmm_protocol::{CheckpointInfo, RollbackInfo};
 
 use super::Machine;
 use super::fork;
-use super::saved::{MachinePart, Saved, SavedError, Shape, VERSION, encode_maps};
+use super::saved::{MachinePart, Saved, SavedError, Shape, VERSION};
 use crate::boot::KernelState;
 use crate::checkpoint::{Capture, Finished, Job, JobError, Order, Part, Spare};
-use crate::devices::virtio::blk::{DiskError, Layering, SealedLayer, SealedMap};
+use crate::devices::virtio::blk::{DiskError, Layering, SealedLayer};
 use crate::memory::{backing, pages};
 use crate::vcpu::state::VcpuState;
 use crate::vm::board::{Clock, Irqchip};

@@ -3,14 +3,15 @@
 
 use std::fs::File;
 
-use coppice_image::{CpuIdentity, CpuMismatch, Image, Kind, ReadError};
+use coppice_image::{
+    CpuIdentity, CpuMismatch, Image, Kind, MapError, ReadError, SealedMap, decode_maps,
+};
 use coppice_vmm_protocol::ErrorKind;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::boot::KernelState;
 use crate::devices;
-use crate::devices::virtio::blk::{MapError, SealedMap};
 use crate::memory::backing::{BackingError, Chain};
 use crate::vcpu::state::{StateError, VcpuState};
 use crate::vm::board::{BoardError, Clock, Irqchip};
@@ -18,9 +19,6 @@ use crate::vm::spec::Spec;
 
 /// Version of the sections this module writes and reads; devices have their own.
 pub(super) const VERSION: u16 = 1;
-
-/// Most disk layers that one checkpoint adds to a disk: one, and more after failures.
-const MAX_NEW_LAYERS: usize = 1024;
 
 /// Why a checkpoint cannot be restored.
 #[derive(Debug, Error)]
@@ -243,36 +241,12 @@ impl Saved {
                     .map_err(|source| SavedError::Read { layer, source })?
                     .filter(|section| section.version == VERSION)
                     .ok_or(SavedError::Missing("disk"))?;
-                maps.extend(decode_maps(disk, &section.data)?);
+                let added = decode_maps(&section.data);
+                maps.extend(added.map_err(|source| SavedError::Disk { disk, source })?);
             }
         }
         Ok(maps)
     }
-}
-
-/// The maps of the layers that a checkpoint adds to one disk, each with its length before it.
-pub(super) fn encode_maps(maps: &[SealedMap]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for map in maps {
-        let map = map.encode();
-        bytes.extend(u64::try_from(map.len()).unwrap_or(u64::MAX).to_le_bytes());
-        bytes.extend(map);
-    }
-    bytes
-}
-
-fn decode_maps(disk: usize, mut bytes: &[u8]) -> Result<Vec<SealedMap>, SavedError> {
-    let mut maps = Vec::new();
-    while let Some((length, rest)) = bytes.split_first_chunk::<8>() {
-        let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
-        let (map, rest) = rest.split_at_checked(length).ok_or(SavedError::Missing("disk"))?;
-        if maps.len() == MAX_NEW_LAYERS {
-            return Err(SavedError::Missing("disk"));
-        }
-        maps.push(SealedMap::decode(map).map_err(|source| SavedError::Disk { disk, source })?);
-        bytes = rest;
-    }
-    if bytes.is_empty() { Ok(maps) } else { Err(SavedError::Missing("disk")) }
 }
 
 /// The shape of a machine to be built.

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::sealed_map::{Run, SealedMap};
+use coppice_image::{ClusterRun as Run, SealedMap};
 
 /// Bytes per cluster. Guests write whole pages almost always, so with clusters of a page hardly
 /// any write has to copy from below first.
@@ -127,7 +127,7 @@ impl ClusterMap {
             }
         }
         self.next_top()?;
-        Some(SealedMap::new(self.clusters, runs))
+        SealedMap::new(self.clusters, runs)
     }
 
     fn next_top(&mut self) -> Option<()> {

@@ -16,12 +16,13 @@ mod buffers;
 mod cluster_map;
 mod overlay;
 mod request;
-mod sealed_map;
 #[cfg(test)]
 mod tests;
 
 use std::fs::File;
 use std::io;
+
+use coppice_image::SealedMap;
 
 use serde::{Deserialize, Serialize};
 use virtio_bindings::virtio_blk as spec;
@@ -32,7 +33,6 @@ pub use self::backend::{Backend, DiskError, Raw};
 pub use self::buffers::Buffers;
 pub use self::overlay::{Overlay, SealedLayer};
 use self::request::{Chain, Kind, Malformed, RANGE, Request};
-pub use self::sealed_map::{MapError, SealedMap};
 use super::queue::ActiveQueue;
 use super::{ActivateError, Activation, EVENT_IDX, QueuePosition, VirtioDevice};
 use crate::devices::{OwnState, StateError, ensure};

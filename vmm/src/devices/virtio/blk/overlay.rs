@@ -14,11 +14,12 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
+use coppice_image::SealedMap;
+
 use super::backend::{Backend, DiskError, capacity, read_exact, write_all, zero};
 use super::buffers::Buffers;
 use super::bytes;
 use super::cluster_map::{CLUSTER, ClusterMap, LayerNumber};
-use super::sealed_map::SealedMap;
 
 const CLUSTER_BYTES: usize = 4096;
 const _: () = assert!(CLUSTER == CLUSTER_BYTES as u64);

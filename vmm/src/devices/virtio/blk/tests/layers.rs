@@ -9,6 +9,7 @@ use proptest::sample::Index;
 use super::model::{BYTES, Checked, Step, cuts, step};
 use super::*;
 use crate::sys::mem::memory_file;
+use coppice_image::SealedMap;
 
 /// A point of the past: its layers with their encoded maps, and the disk's content.
 #[derive(Clone)]
