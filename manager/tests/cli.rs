@@ -221,3 +221,81 @@ fn doctor_says_what_is_missing_and_fails() {
     assert_eq!(report["ok"], false);
     assert_eq!(ended.code, i32::from(Class::ProgramMissing.exit_code()));
 }
+
+#[test]
+fn an_empty_store_is_shown_and_is_clean() {
+    let place = Place::new();
+    for args in [["tree", "--json"], ["ls", "--json"], ["fsck", "--deep"]] {
+        let ended = place.coppice(&args);
+        assert_eq!((ended.code, ended.stderr.as_str()), (0, ""), "{args:?}");
+    }
+}
+
+#[test]
+fn a_sandbox_that_is_not_there_is_named() {
+    let place = Place::new();
+    let cases: [&[&str]; 7] = [
+        &["exec", "nobody", "--", "true"],
+        &["checkpoint", "nobody"],
+        &["rollback", "nobody", "nothing"],
+        &["clone", "nobody"],
+        &["pause", "nobody"],
+        &["kill", "nobody"],
+        &["rm", "nobody"],
+    ];
+    for args in cases {
+        assert_failed(&place.coppice(args), Class::NotFound, "nobody");
+    }
+}
+
+#[test]
+fn json_tells_a_failure_of_a_session_as_an_object() {
+    let ended = Place::new().coppice(&["checkpoint", "nobody", "--json"]);
+    let event: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+    assert_eq!((&event["event"], &event["class"]), (&"error".into(), &"not_found".into()));
+    assert_eq!((ended.code, ended.stderr.as_str()), (84, ""));
+}
+
+#[test]
+fn a_name_that_could_hurt_is_a_usage_error() {
+    let place = Place::new();
+    for name in ["../x", "-x", "a b", "0123456789ab"] {
+        let ended = place.coppice(&["run", "--detach", &format!("--name={name}")]);
+        assert_eq!(ended.code, i32::from(Class::Usage.exit_code()), "{name}: {}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_detached_machine_takes_no_command() {
+    let ended = Place::new().coppice(&["run", "--detach", "--", "true"]);
+    assert_eq!(ended.code, i32::from(Class::Usage.exit_code()), "{}", ended.stderr);
+}
+
+#[test]
+fn a_detached_machine_that_cannot_be_made_leaves_nothing() {
+    let mut place = Place::new();
+    place.vmm = "/nonexistent/coppice-vmm".into();
+    let mut command = Command::new(COPPICE);
+    command.args(place.run()).arg("--detach");
+    let ended = place.finish(command);
+    assert_failed(&ended, Class::ProgramMissing, "/nonexistent/coppice-vmm");
+    for part in ["checkpoints", "layers", "sandboxes"] {
+        let left = fs::read_dir(place.path(&format!("home/{part}"))).unwrap();
+        assert_eq!(left.count(), 0, "something is left in {part}");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_told_of_and_set_aside() {
+    let place = Place::new();
+    place.coppice(&["ls"]);
+    let path = place.path("home/checkpoints/0123456789ab.ckpt");
+    fs::write(&path, vec![7; 10_000]).unwrap();
+    let code = i32::from(Class::StoreDamaged.exit_code());
+    let ended = place.coppice(&["fsck"]);
+    assert_eq!(ended.code, code);
+    assert!(ended.stdout.contains(&path), "{}", ended.stdout);
+    assert_eq!(place.coppice(&["fsck", "--repair"]).code, code);
+    assert_eq!(place.coppice(&["fsck"]).code, 0);
+    assert!(Path::new(&path).with_extension("bad").exists());
+}

@@ -27,7 +27,7 @@ pub(super) fn run(args: &Args) -> u8 {
         Store::open(&Home::from_env()).and_then(|store| store.check(args.deep, args.repair));
     let report = match report {
         Ok(report) => report,
-        Err(error) => return super::fail(&error.failure()),
+        Err(error) => return super::fail_as(&error.failure(), args.json),
     };
     let text = if args.json { as_json(&report) } else { as_text(&report, args.repair) };
     match super::print(&text) {

@@ -22,7 +22,7 @@ pub(super) fn run(args: &Args) -> u8 {
     let entries = Store::open(&Home::from_env()).and_then(|store| store.sandboxes());
     let entries = match entries {
         Ok(entries) => entries,
-        Err(error) => return super::fail(&error.failure()),
+        Err(error) => return super::fail_as(&error.failure(), args.json),
     };
     super::print(&if args.json { as_json(&entries) } else { as_text(&entries, SystemTime::now()) })
 }

@@ -132,18 +132,23 @@ fn fail(failure: &Failure) -> u8 {
     failure.class.exit_code()
 }
 
-/// As [`fail`], with a JSON object on standard output besides if that was asked for.
+/// Shows a failure as [`fail`] does, or as a JSON object on standard output.
 fn fail_as(failure: &Failure, json: bool) -> u8 {
-    if json {
-        let error = json!({ "error": {
-            "code": failure.class.exit_code(),
-            "class": failure.class.name(),
-            "message": failure.message,
-            "remedy": failure.remedy,
-        }});
-        print(&format!("{error}\n"));
+    if !json {
+        return fail(failure);
     }
-    fail(failure)
+    let code = failure.class.exit_code();
+    let error = json!({
+        "event": "error",
+        "code": code,
+        "class": failure.class.name(),
+        "message": failure.message,
+        "remedy": failure.remedy,
+    });
+    match print(&format!("{error}\n")) {
+        0 => code,
+        failed => failed,
+    }
 }
 
 /// How a new sandbox is told of.

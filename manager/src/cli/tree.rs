@@ -21,7 +21,7 @@ pub(super) fn run(args: &Args) -> u8 {
     let tree = Store::open(&Home::from_env()).and_then(|store| store.tree());
     let tree = match tree {
         Ok(tree) => tree,
-        Err(error) => return super::fail(&error.failure()),
+        Err(error) => return super::fail_as(&error.failure(), args.json),
     };
     super::print(&if args.json { as_json(&tree) } else { as_text(&tree, SystemTime::now()) })
 }

@@ -246,11 +246,16 @@ pub(super) fn add_layers(
     disk.layers.iter().map(|id| add_file(passed, store.disk_path(id))).collect()
 }
 
-/// Adds a file for reading. A packet carries so many only: the last part of it is left for what
-/// else a machine needs.
-fn add_file(passed: &mut Passed, path: PathBuf) -> Result<FdIndex, Error> {
+/// Whether so many files of layers can be handed to a VMM: a packet carries a limited number, and
+/// some of it is left for what else a machine needs.
+pub(super) fn can_be_passed(layers: usize) -> bool {
     const OTHERS: usize = 32;
-    if passed.len() + OTHERS > MAX_FDS {
+    layers <= MAX_FDS - OTHERS
+}
+
+/// Adds a file for reading.
+fn add_file(passed: &mut Passed, path: PathBuf) -> Result<FdIndex, Error> {
+    if !can_be_passed(passed.len() + 1) {
         return Err(Error::TooDeep);
     }
     let file = File::open(&path).map_err(|source| Error::Layer { path, source })?;

@@ -231,14 +231,17 @@ impl Store {
     /// [`Error::NotFound`], or [`Error::SandboxRecord`] when its record is unusable.
     pub fn lock_sandbox(&self, id: &Id) -> Result<Sandbox, Error> {
         let directory = self.sandboxes_dir().join(id.as_str());
-        if !directory.join(RECORD).exists() {
-            return Err(Error::NotFound { reference: id.to_string() });
-        }
+        let found = |directory: &Path| match directory.join(RECORD).exists() {
+            true => Ok(()),
+            false => Err(Error::NotFound { reference: id.to_string() }),
+        };
+        found(&directory)?;
         let handle = open_directory(&directory)?;
-        let lock = take_lock(&directory)?;
-        // Read under the lock: who had it before may have changed or removed it.
+        let lock = take_lock(&directory);
+        // Looked at under the lock: who had it before may have changed or removed the sandbox.
+        found(&directory)?;
         let record = read_record(&directory, id)?;
-        Ok(Sandbox { record, directory, handle, _lock: lock })
+        Ok(Sandbox { record, directory, handle, _lock: lock? })
     }
 
     /// Looks at a sandbox without its lock.

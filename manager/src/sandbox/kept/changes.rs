@@ -7,7 +7,7 @@ use coppice_vmm_protocol::{
 };
 
 use super::{Error, Kept};
-use crate::sandbox::parts::{add_chain, add_layers};
+use crate::sandbox::parts::{add_chain, add_layers, can_be_passed};
 use crate::store::{Id, Meta, Name, NewCheckpoint};
 use crate::vmm::{self, Passed};
 
@@ -53,7 +53,13 @@ impl Kept {
     ///
     /// # Errors
     /// What the VMM refused, or the store's; the machine goes on as if nothing was asked.
+    /// [`Error::TooDeep`] when nothing could be started from the checkpoint.
     pub async fn checkpoint(&mut self, request: CheckpointRequest) -> Result<Made, Error> {
+        let standing = &self.record().standing;
+        let layers = standing.memory.len() + 1 + standing.disk_layers().count();
+        if !can_be_passed(layers) {
+            return Err(Error::TooDeep);
+        }
         let CheckpointRequest { name, labels, background } = request;
         let new = self.store.begin_checkpoint(&mut self.entry, name, labels)?;
         match self.write(&new, background).await {

@@ -152,6 +152,17 @@ fn a_running_sandbox_is_not_removed() {
 }
 
 #[test]
+fn who_waited_for_a_sandbox_that_was_removed_is_told_so() {
+    let f = Fixture::new();
+    let sandbox = f.sandbox(None);
+    let (store, id) = (f.store.clone(), sandbox.record().id.clone());
+    let waiting = std::thread::spawn(move || store.lock_sandbox(&id).map(drop));
+    f.store.remove_sandbox(sandbox).unwrap();
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(matches!(error, Error::NotFound { .. }), "{error}");
+}
+
+#[test]
 fn a_changed_base_image_is_told_before_a_machine_is_made() {
     let f = Fixture::new();
     let mut sandbox = f.sandbox(None);
