@@ -1,15 +1,16 @@
 //! Runs sandboxes, each a microVM of its own, and speaks with the agents in them.
 //!
 //! ```text
-//! sandbox -> { store, vmm, agent, image, workdir }   doctor -> home   store -> { vmm, home }
+//! sandbox -> { store, vmm, agent, image, workdir }   diff -> store -> { vmm, home }   doctor -> home
 //! ```
 //!
 //! `vmm` starts a `coppice-vmm` process and asks it things; `agent` speaks with the guest;
 //! `sandbox` puts the two together with files and sockets; `store` keeps what outlives a command.
-//! Nothing here touches KVM. The code
+//! `diff` reads the disks of two checkpoints. Nothing here touches KVM. The code
 //! runs on a single-threaded tokio runtime; a sandbox costs a few descriptors and one buffer.
 
 pub mod agent;
+pub mod diff;
 pub mod doctor;
 pub mod failure;
 pub mod home;

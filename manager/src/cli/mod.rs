@@ -3,6 +3,7 @@
 mod checkpoint;
 mod clone;
 mod command;
+mod diff;
 mod doctor;
 mod exec;
 mod fsck;
@@ -48,6 +49,7 @@ Examples:
   coppice checkpoint web --name ready         keep its state
   coppice clone ready -n 10                   ten more that go on from there
   coppice rollback web ready                  undo what web did since
+  coppice diff ready later                    which files changed, how much memory
 
 Kernels and images are looked for in COPPICE_HOME; `cargo xtask kernel` and `cargo xtask rootfs`
 make them.";
@@ -77,6 +79,9 @@ enum Command {
     Ls(ls::Args),
     /// Draw the tree of checkpoints, and where each sandbox stands
     Tree(tree::Args),
+    /// Show what changed between two checkpoints
+    #[command(after_help = diff::HELP)]
+    Diff(diff::Args),
     /// Remove checkpoints, or sandboxes that ended
     #[command(after_help = rm::HELP)]
     Rm(rm::Args),
@@ -116,6 +121,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Kill(args) => power::run(&args, Power::Kill).await,
             Command::Ls(args) => ls::run(&args),
             Command::Tree(args) => tree::run(&args),
+            Command::Diff(args) => diff::run(&args),
             Command::Rm(args) => rm::run(&args),
             Command::Fsck(args) => fsck::run(&args),
         }
