@@ -7,5 +7,7 @@
 
 pub mod boot;
 pub mod machine;
+pub mod micro;
 pub mod observe;
 pub mod stats;
+pub mod sys;

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, bail};
-use coppice_vmm_protocol::{BootSpec, ConsoleSpec, ControlSocket, DiskSpec, MachineSpec, Op, Reply, Request, ResultBody, Start};
+use coppice_vmm_protocol::{
+    BootSpec, ConsoleSpec, ControlSocket, DiskSpec, MachineSpec, Op, Reply, Request, ResultBody,
+    Start,
+};
 use serde_json::json;
 
 /// What every contender boots.
@@ -115,8 +118,18 @@ fn start_coppice(vmm: &Path, guest: &Guest, options: &str) -> anyhow::Result<Run
     let spec = MachineSpec {
         vcpus: guest.vcpus,
         memory_mib: guest.memory_mib,
-        start: Start::Boot(BootSpec { kernel: 0, initrd: None, cmdline: format!("{options} root=/dev/vda ro") }),
-        disks: vec![DiskSpec { fd: 1, read_only: true, overlay: None, layers: Vec::new(), serial: "root".into() }],
+        start: Start::Boot(BootSpec {
+            kernel: 0,
+            initrd: None,
+            cmdline: format!("{options} root=/dev/vda ro"),
+        }),
+        disks: vec![DiskSpec {
+            fd: 1,
+            read_only: true,
+            overlay: None,
+            layers: Vec::new(),
+            serial: "root".into(),
+        }],
         vsock: None,
         console: Some(ConsoleSpec { input: None, output: Some(2) }),
         rng: false,
@@ -135,7 +148,9 @@ fn expect_done(socket: &mut ControlSocket) -> anyhow::Result<()> {
     match reply.result {
         ResultBody::Done => Ok(()),
         ResultBody::Error(error) => bail!("coppice-vmm refused the machine: {}", error.message),
-        ResultBody::Status(_) => bail!("coppice-vmm gave an answer to another question"),
+        ResultBody::Status(_) | ResultBody::Checkpoint(_) | ResultBody::Rollback(_) => {
+            bail!("coppice-vmm gave an answer to another question")
+        }
     }
 }
 

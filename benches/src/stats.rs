@@ -20,6 +20,24 @@ pub fn summarise(samples: &[f64]) -> Option<Summary> {
     Some(Summary { p50: rank(&sorted, 50)?, p95: rank(&sorted, 95)?, n: sorted.len() })
 }
 
+/// Summary of a duration in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Micros {
+    /// Median.
+    pub p50: f64,
+    /// 99th percentile (nearest rank).
+    pub p99: f64,
+    /// Number of samples.
+    pub n: usize,
+}
+
+/// Summarises durations in microseconds; `None` without any.
+pub fn micros(samples: &[f64]) -> Option<Micros> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    Some(Micros { p50: rank(&sorted, 50)?, p99: rank(&sorted, 99)?, n: sorted.len() })
+}
+
 /// Nearest-rank percentile of sorted samples; `percent` from 1 to 100.
 fn rank(sorted: &[f64], percent: usize) -> Option<f64> {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);

@@ -31,6 +31,16 @@ pub(crate) fn build_binaries() -> anyhow::Result<()> {
     run(Command::new(cargo).args(binaries), "the release build")
 }
 
+/// Builds what the benchmarks of micro-guests need.
+///
+/// # Errors
+/// When the build fails; its own output says why.
+pub(crate) fn build_micro() -> anyhow::Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let binaries = ["build", "--release", "-p", "coppice-vmm", "-p", "coppice-benches"];
+    run(Command::new(cargo).args(binaries), "the release build")
+}
+
 /// Builds the `tiny` root file system if need be; returns its image.
 ///
 /// # Errors

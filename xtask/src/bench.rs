@@ -29,6 +29,9 @@ pub(crate) enum BenchLane {
     Lab,
     /// This host
     Direct,
+    /// This host's /dev/kvm, whether it boots Linux or not: clones, checkpoints and rollbacks of
+    /// micro-guests beside the bare system calls
+    Micro,
 }
 
 /// Arguments of `cargo xtask bench`.
@@ -55,9 +58,9 @@ pub(crate) struct Args {
     /// vCPUs of the guest
     #[arg(long, default_value_t = 1)]
     cpus: u8,
-    /// Samples of each contender; one more is taken first and dropped
-    #[arg(short, default_value_t = 5)]
-    n: usize,
+    /// Samples of each contender; more are taken first and dropped [default: 5; micro: 50]
+    #[arg(short, value_parser = clap::value_parser!(u16).range(1..))]
+    n: Option<u16>,
     /// Print one JSON object as the last line
     #[arg(long)]
     json: bool,
@@ -65,6 +68,9 @@ pub(crate) struct Args {
 
 /// Builds what is measured, measures it, and reports.
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.lane == BenchLane::Micro {
+        return run_micro(args);
+    }
     artifacts::build_binaries()?;
     let kernel = kernel::ensure(args.flavour, args.series)?.join("vmlinux");
     let tiny = artifacts::tiny_image()?;
@@ -89,7 +95,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut first = vec!["first-output".to_owned(), "--coppice".into(), text(&release("coppice"))];
     first.extend(["--kernel".into(), text(&kernel), "--image".into(), text(&tiny)]);
     first.extend(["--memory".into(), memory]);
-    let mut series = Samples::new(&lab, args.n);
+    let mut series = Samples::new(&lab, args.n.unwrap_or(5).into());
     if lab.lane().is_nested() {
         huge_pages(&lab, "never")?;
         series.take(&boot, "overhead with huge pages off", |sample| {
@@ -110,6 +116,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&report)?);
     }
     Ok(if series.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Measures micro-guests on this host. The table goes to standard error.
+fn run_micro(args: &Args) -> anyhow::Result<ExitCode> {
+    artifacts::build_micro()?;
+    let mut bench = Command::new(release("coppice-bench"));
+    bench.args(["micro", "-n", &args.n.unwrap_or(50).to_string()]);
+    let output = bench.stderr(std::process::Stdio::inherit()).output();
+    let output = output.context("the measuring program does not start")?;
+    if !output.status.success() {
+        bail!("micro-guests could not be measured ({}); see the output above", output.status);
+    }
+    if args.json {
+        print!("{}", String::from_utf8(output.stdout).context("the report is not text")?);
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Sets the nested machine's transparent huge pages. Stock kernels have them on, which is what

@@ -8,6 +8,7 @@ use anyhow::{Context as _, bail};
 use clap::{Parser, Subcommand};
 use coppice_benches::boot::{FirstCommand, boot_once, first_output_once};
 use coppice_benches::machine::{Contender, Guest};
+use coppice_benches::micro;
 use coppice_benches::stats::summarise;
 use serde_json::{Map, Value, json};
 
@@ -56,6 +57,12 @@ enum What {
         #[arg(long, default_value_t = 128)]
         memory: u32,
     },
+    /// Micro-guests: clones, checkpoints and rollbacks beside the bare system calls
+    Micro {
+        /// Samples of each figure
+        #[arg(short, default_value_t = 50)]
+        n: usize,
+    },
     /// Summarise samples, one JSON object a line on standard input
     Report,
 }
@@ -95,6 +102,11 @@ fn main() -> anyhow::Result<()> {
             };
             let ms = first_output_once(&run)?;
             println!("{}", json!({"contender": "coppice", "first_output_ms": ms}));
+        }
+        What::Micro { n } => {
+            let summary = micro::measure(n)?.summary();
+            eprint!("{}", micro::table(&summary));
+            println!("{}", micro::json(&summary));
         }
         What::Report => println!("{}", report(std::io::stdin().lock())?),
     }

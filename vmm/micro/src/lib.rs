@@ -163,6 +163,12 @@ impl Vmm {
         }
     }
 
+    /// Kills the process and waits until nothing of it is left.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
     /// Reads events to the end of the connection, then waits for the process.
     pub fn end(mut self) -> End {
         loop {

@@ -3,6 +3,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use coppice_vmm_protocol::{
@@ -39,6 +40,13 @@ impl Node {
             new_identity: false,
         }
     }
+}
+
+/// A new file in memory, as far as there is such a file system.
+pub fn memory_file() -> File {
+    let memory = Path::new("/dev/shm");
+    let file = if memory.is_dir() { tempfile::tempfile_in(memory) } else { tempfile::tempfile() };
+    file.unwrap()
 }
 
 /// A machine that runs the interpreter.
