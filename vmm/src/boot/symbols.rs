@@ -16,9 +16,10 @@ use super::file::BootFile;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelState {
-    /// `base_crng`, the key of the random number generator: 32 bytes of key, 64 bits of time,
-    /// 64 bits of generation.
-    pub rng: u64,
+    /// `base_crng.key`, the key of the random number generator, 32 bytes.
+    pub rng_key: u64,
+    /// `base_crng.generation`, 64 bits: how often the key was changed.
+    pub rng_generation: u64,
     /// `sysctl_bootid`, 16 bytes that are made anew at the next look when the ninth is zero.
     pub boot_id: Option<u64>,
     /// `_vdso_rng_data`, 64 bits of the generation that programs draw by, plus one.
@@ -26,6 +27,10 @@ pub struct KernelState {
 }
 
 const RNG: &str = "base_crng";
+/// Where the generation is in `base_crng`, by its size. Up to Linux 6.1 the time of the last
+/// change stands between key and generation. The lock behind them has another size in kernels
+/// built for debugging; those do without.
+const GENERATION: [(u64, u64); 2] = [(48, 32), (56, 40)];
 const BOOT_ID: &str = "sysctl_bootid";
 const VDSO_RNG: &str = "_vdso_rng_data";
 
@@ -51,17 +56,25 @@ pub(super) fn find(file: &BootFile<'_>) -> Option<KernelState> {
     let strtab = sections.chunks(SECTION_HEADER).nth(linked)?;
     let symbols = contents(file, symtab)?;
     let names = contents(file, strtab)?;
-    let address = |wanted: &str| {
-        let found = symbols.chunks_exact(SYMBOL).find(|symbol| {
+    let symbol = |wanted: &str| {
+        symbols.chunks_exact(SYMBOL).find(|symbol| {
             let name = u32_at(symbol, 0).and_then(|at| usize::try_from(at).ok());
             let name = name.and_then(|at| names.get(at..));
             name.is_some_and(|name| {
                 name.strip_prefix(wanted.as_bytes()).is_some_and(|rest| rest.first() == Some(&0))
             })
-        });
-        physical(&segments, u64_at(found?, 8)?)
+        })
     };
-    Some(KernelState { rng: address(RNG)?, boot_id: address(BOOT_ID), vdso_rng: address(VDSO_RNG) })
+    let address = |wanted| physical(&segments, u64_at(symbol(wanted)?, 8)?);
+    let rng_key = address(RNG)?;
+    let size = u64_at(symbol(RNG)?, 16)?;
+    let (_, generation) = GENERATION.iter().find(|(known, _)| *known == size)?;
+    Some(KernelState {
+        rng_key,
+        rng_generation: rng_key.checked_add(*generation)?,
+        boot_id: address(BOOT_ID),
+        vdso_rng: address(VDSO_RNG),
+    })
 }
 
 /// The guest-physical address of a virtual one.
@@ -128,13 +141,18 @@ mod tests {
 
     /// An ELF file with one segment (virtual 0xffffffff81000000 at physical 16 MiB) and symbols.
     fn kernel(symbols: &[(&str, u64)]) -> Vec<u8> {
+        sized(symbols, 48)
+    }
+
+    /// The same with symbols of this size.
+    fn sized(symbols: &[(&str, u64)], size: u64) -> Vec<u8> {
         let mut names = vec![0u8];
         let mut table = vec![0u8; SYMBOL];
         for (name, value) in symbols {
             table.extend(u32::try_from(names.len()).unwrap().to_le_bytes());
             table.extend([0; 4]);
             table.extend(value.to_le_bytes());
-            table.extend([0; 8]);
+            table.extend(size.to_le_bytes());
             names.extend(name.bytes().chain([0]));
         }
         let mut file = vec![0u8; 64];
@@ -181,8 +199,22 @@ mod tests {
             ("base_crng", 0xFFFF_FFFF_8100_1000),
             ("sysctl_bootid", 0xFFFF_FFFF_8100_2000),
         ];
-        let expected = KernelState { rng: 0x100_1000, boot_id: Some(0x100_2000), vdso_rng: None };
+        let expected = KernelState {
+            rng_key: 0x100_1000,
+            rng_generation: 0x100_1020,
+            boot_id: Some(0x100_2000),
+            vdso_rng: None,
+        };
         assert_eq!(find_in(&kernel(&symbols)), Some(expected));
+    }
+
+    #[test]
+    fn the_generators_size_says_how_it_is_laid_out() {
+        let generation = |size| {
+            let state = find_in(&sized(&[("base_crng", 0xFFFF_FFFF_8100_1000)], size));
+            state.map(|state| state.rng_generation - state.rng_key)
+        };
+        assert_eq!([48, 56, 72, 0].map(generation), [Some(32), Some(40), None, None]);
     }
 
     #[test]

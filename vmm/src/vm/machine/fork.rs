@@ -12,9 +12,7 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemoryError};
 use crate::boot::KernelState;
 use crate::memory::GuestRam;
 
-/// Offset of the generation in the generator's state: the key and the time it was made come
-/// first.
-const GENERATION: u64 = 40;
+/// Length of the generator's key in bytes.
 const KEY: usize = 32;
 
 /// Why a guest's kernel cannot be told apart.
@@ -37,11 +35,11 @@ pub(super) fn reseed(ram: &GuestRam, kernel: &KernelState) -> Result<(), ForkErr
     let mut key = [0; KEY];
     getrandom::fill(&mut key).map_err(ForkError::Random)?;
     let at = |address: u64| GuestAddress(address);
-    let generation_at = at(kernel.rng.saturating_add(GENERATION));
+    let generation_at = at(kernel.rng_generation);
     let generation: u64 = ram.read_obj(generation_at).map_err(ForkError::Memory)?;
     // The kernel keeps the highest number for processors that never drew.
     let next = generation.checked_add(1).filter(|next| *next != u64::MAX).unwrap_or_default();
-    ram.write_slice(&key, at(kernel.rng)).map_err(ForkError::Memory)?;
+    ram.write_slice(&key, at(kernel.rng_key)).map_err(ForkError::Memory)?;
     ram.write_obj(next, generation_at).map_err(ForkError::Memory)?;
     if let Some(vdso) = kernel.vdso_rng {
         ram.write_obj(next.wrapping_add(1), at(vdso)).map_err(ForkError::Memory)?;
@@ -67,17 +65,21 @@ mod tests {
     use super::*;
     use crate::memory::map;
 
-    const KERNEL: KernelState =
-        KernelState { rng: 0x1000, boot_id: Some(0x2000), vdso_rng: Some(0x3000) };
+    const KERNEL: KernelState = KernelState {
+        rng_key: 0x1000,
+        rng_generation: 0x1020,
+        boot_id: Some(0x2000),
+        vdso_rng: Some(0x3000),
+    };
 
     #[test]
     fn two_machines_of_one_checkpoint_get_different_keys_and_a_new_generation() {
         let keys = [(); 2].map(|()| {
             let ram = map(64).unwrap();
-            ram.write_obj(6u64, GuestAddress(0x1000 + GENERATION)).unwrap();
+            ram.write_obj(6u64, GuestAddress(0x1020)).unwrap();
             reseed(&ram, &KERNEL).unwrap();
             let word = |at| ram.read_obj::<u64>(GuestAddress(at)).unwrap();
-            assert_eq!((word(0x1000 + GENERATION), word(0x3000)), (7, 8));
+            assert_eq!((word(0x1020), word(0x3000)), (7, 8));
             let mut key = [0; KEY];
             ram.read_slice(&mut key, GuestAddress(0x1000)).unwrap();
             key
@@ -88,15 +90,15 @@ mod tests {
     #[test]
     fn the_generation_never_becomes_the_one_that_means_never() {
         let ram = map(64).unwrap();
-        ram.write_obj(u64::MAX - 1, GuestAddress(0x1000 + GENERATION)).unwrap();
+        ram.write_obj(u64::MAX - 1, GuestAddress(0x1020)).unwrap();
         reseed(&ram, &KERNEL).unwrap();
-        assert_eq!(ram.read_obj::<u64>(GuestAddress(0x1000 + GENERATION)).unwrap(), 0);
+        assert_eq!(ram.read_obj::<u64>(GuestAddress(0x1020)).unwrap(), 0);
     }
 
     #[test]
     fn addresses_outside_memory_are_an_error() {
         let ram = map(64).unwrap();
-        let kernel = KernelState { rng: u64::MAX - 8, boot_id: None, vdso_rng: None };
+        let kernel = KernelState { rng_key: u64::MAX - 8, ..KERNEL };
         reseed(&ram, &kernel).unwrap_err();
     }
 }
