@@ -235,6 +235,11 @@ impl Server {
             return Some(ExitReason::Stopped);
         }
         self.managers.close(connection);
+        // Nobody is left to make something of a machine that never ran.
+        let unused = matches!(self.lifecycle.state(), VmState::Prepared | VmState::Created);
+        if unused && self.managers.iter().next().is_none() {
+            return Some(ExitReason::Stopped);
+        }
         if self.asker.is_some_and(|(asker, _)| asker == connection) {
             self.asker = None;
             self.lifecycle.abandon();
