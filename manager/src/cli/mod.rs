@@ -10,6 +10,7 @@ mod fsck;
 mod input;
 mod ls;
 mod output;
+mod parallel;
 mod power;
 mod reference;
 mod rm;

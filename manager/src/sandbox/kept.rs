@@ -6,6 +6,7 @@
 //! left open is settled when the sandbox is locked again, by asking the VMM.
 
 mod changes;
+mod shell;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -21,6 +22,7 @@ use tokio::net::UnixListener;
 use tokio::time::timeout;
 
 pub use changes::{CheckpointRequest, Made};
+pub use shell::Shell;
 
 use super::boot::Booting;
 use super::console::Console;
@@ -110,7 +112,7 @@ impl Kept {
         let (mut console, output) = Console::open().map_err(Error::Console)?;
         parts.add_console(output)?;
         let disks = parts.disks().to_vec();
-        let new = NewSandbox { name, machine, from: None, disks };
+        let new = NewSandbox { name, machine, disks };
         let (entry, tops) = store.create_sandbox(new)?;
         let started = Instant::now();
         let (kept, (parts, ready)) = Self::start(store, entry, &config.vmm, |entry| {
@@ -131,29 +133,6 @@ impl Kept {
             signal = interrupt => Err(Error::Interrupted { signal }),
         };
         kept.or_nothing(booted).await
-    }
-
-    /// Starts a sandbox from a checkpoint; on failure nothing is left of it.
-    ///
-    /// # Errors
-    /// What the VMM refused, or the store's.
-    pub async fn restore(
-        store: &Store,
-        vmm: &Path,
-        from: &Id,
-        name: Option<Name>,
-    ) -> Result<Self, Error> {
-        let meta = store.checkpoint(from)?;
-        let machine = meta.machine.clone();
-        let new = NewSandbox { name, machine, from: Some(from.clone()), disks: Vec::new() };
-        let (entry, tops) = store.create_sandbox(new)?;
-        let (kept, parts) = Self::start(store, entry, vmm, |entry| {
-            let mut parts = Parts::of_checkpoint(store, &meta, tops)?;
-            bind_vsock(&mut parts, entry)?;
-            Ok(parts)
-        })?;
-        let restored = kept.go_on(parts).await;
-        kept.or_nothing(restored).await.map(|(kept, ())| kept)
     }
 
     /// Locks a sandbox whose machine runs, and settles what a dead command left open.
@@ -237,15 +216,6 @@ impl Kept {
         }
     }
 
-    /// Has a machine that was just started go on from its checkpoint.
-    async fn go_on(&self, parts: Parts) -> Result<(), Error> {
-        let names = parts.names();
-        let (spec, passed) = parts.finish();
-        self.vmm.create(spec, passed).await.map_err(|source| names.refusal(source))?;
-        self.vmm.run().await.map_err(|source| names.refusal(source))?;
-        self.introduce().await
-    }
-
     /// Tells the guest who and when it is, and gives its random generator secret bytes of its own.
     async fn introduce(&self) -> Result<(), Error> {
         let record = self.entry.record();
@@ -266,15 +236,20 @@ impl Kept {
         }
     }
 
+    /// Ends the machine and removes the sandbox.
+    async fn discard(self) -> Result<(), Error> {
+        let Self { vmm, entry, store, .. } = self;
+        vmm.stop().await;
+        end_machine(&entry).await?;
+        Ok(store.remove_sandbox(entry)?)
+    }
+
     /// The sandbox with a result, or after a failure nothing of it.
     async fn or_nothing<T>(self, result: Result<T, Error>) -> Result<(Self, T), Error> {
         match result {
             Ok(value) => Ok((self, value)),
             Err(error) => {
-                let Self { vmm, entry, store, .. } = self;
-                vmm.stop().await;
-                end_machine(&entry).await?;
-                store.remove_sandbox(entry)?;
+                self.discard().await?;
                 Err(error)
             }
         }

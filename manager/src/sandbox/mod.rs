@@ -20,7 +20,7 @@ use tokio::net::UnixListener;
 use tokio::time::timeout;
 
 pub use error::Error;
-pub use kept::{CheckpointRequest, Guest, Kept, Made};
+pub use kept::{CheckpointRequest, Guest, Kept, Made, Shell};
 
 use crate::agent::Agent;
 use crate::vmm::{End, MemoryUse, Vmm};

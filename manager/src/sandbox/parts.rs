@@ -116,7 +116,10 @@ impl Parts {
         tops: Vec<File>,
     ) -> Result<Self, Error> {
         let mut passed = Passed::default();
-        let chain = add_chain(&mut passed, store, meta)?;
+        let mut chain = add_chain(&mut passed, store, meta)?;
+        if let Some(record) = store.working_set(&meta.id) {
+            chain.working_set = Some(passed.add(record).map_err(Error::Socket)?);
+        }
         let mut tops = tops.into_iter();
         let mut disks = Vec::new();
         for disk in &meta.standing.disks {
@@ -312,43 +315,4 @@ fn try_nameless_file(directory: &Path) -> Result<OwnedFd, Error> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_directory_that_can_hold_it_takes_the_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let missing = dir.path().join("missing");
-        nameless_file(&[&missing, dir.path()]).unwrap();
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn the_error_is_about_the_directory_asked_for() {
-        let dir = tempfile::tempdir().unwrap();
-        let missing = dir.path().join("missing");
-        let error = nameless_file(&[&missing, &dir.path().join("other")]).unwrap_err();
-        assert!(error.to_string().contains(missing.to_str().unwrap()), "{error}");
-    }
-
-    #[test]
-    fn a_pipe_is_not_waited_for() {
-        let dir = tempfile::tempdir().unwrap();
-        let fifo = dir.path().join("fifo");
-        rustix::fs::mknodat(
-            rustix::fs::CWD,
-            &fifo,
-            rustix::fs::FileType::Fifo,
-            Mode::RUSR | Mode::WUSR,
-            0,
-        )
-        .unwrap();
-        open_regular(&fifo).unwrap_err();
-    }
-
-    #[test]
-    fn what_the_user_appends_comes_last() {
-        assert!(cmdline(Format::Ext4, Some("quiet=no a")).ends_with(" quiet=no a"));
-        assert!(cmdline(Format::Cpio, None).contains("rdinit="));
-    }
-}
+mod tests;

@@ -114,13 +114,17 @@ impl Store {
         let directory = self.checkpoints_dir();
         for name in files::names(&directory)? {
             let hidden = name.strip_suffix(".layer").and_then(Id::parse);
-            let temp = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
+            let temp = name
+                .strip_prefix('.')
+                .and_then(|name| name.strip_suffix(".tmp").or_else(|| name.strip_suffix(".ws")));
+            let working_set = name.strip_suffix(".ws").and_then(Id::parse);
             let path = directory.join(&name);
-            let orphan = match (hidden, temp.and_then(Id::parse)) {
-                (Some(id), _) => !references.memory.contains(&id),
+            let orphan = match (hidden, temp.and_then(Id::parse), working_set) {
+                (Some(id), ..) => !references.memory.contains(&id),
                 // Its writer holds a lock.
-                (None, Some(_)) => !files::is_locked(&path)?,
-                (None, None) => false,
+                (None, Some(_), _) => !files::is_locked(&path)?,
+                (None, None, Some(id)) => !self.checkpoint_path(&id).exists(),
+                (None, None, None) => false,
             };
             orphans.extend(orphan.then_some(Orphan::File(path)));
         }

@@ -191,7 +191,7 @@ impl Store {
     fn find_foreign(&self, report: &mut Report) -> Result<(), Error> {
         let checkpoints = self.checkpoints_dir();
         for name in files::names(&checkpoints)? {
-            let endings = [".ckpt", ".layer", ".bad", ".tmp"];
+            let endings = [".ckpt", ".layer", ".bad", ".tmp", ".ws"];
             let stem = endings.iter().find_map(|ending| name.strip_suffix(ending));
             if stem.and_then(|stem| Id::parse(stem.trim_start_matches('.'))).is_none() {
                 report.findings.push(Finding::Foreign { path: checkpoints.join(name) });

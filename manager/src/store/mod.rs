@@ -4,6 +4,7 @@
 //! COPPICE_HOME/checkpoints/ID.ckpt    a checkpoint: its record and one layer of memory
 //!                          ID.layer   one that was removed, while others stand on its memory
 //!                          .ID.tmp    one that is being written; its writer holds a lock on it
+//!                          ID.ws      which memory a clone of it uses first; a hint
 //!             layers/ID.disk          a layer of a disk: sealed, or the top of a live sandbox
 //!             sandboxes/ID/           a live sandbox: sandbox.json, lock, sockets
 //!             lock                    taken shared to look, exclusive to change
@@ -23,6 +24,7 @@ mod id;
 mod record;
 mod sandboxes;
 mod tree;
+mod working_set;
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -38,6 +40,7 @@ pub use id::{Id, Name};
 pub use record::{BaseImage, DiskChain, Machine, Meta, Next, SandboxRecord, Standing};
 pub use sandboxes::{NewSandbox, Sandbox, SandboxEntry, View};
 pub use tree::{Node, Tree};
+pub use working_set::NewWorkingSet;
 
 use crate::home::Home;
 use files::{Held, at};

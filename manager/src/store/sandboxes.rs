@@ -43,9 +43,7 @@ pub struct NewSandbox {
     pub name: Option<Name>,
     /// The machine.
     pub machine: Machine,
-    /// The checkpoint it starts from; none for one that is booted.
-    pub from: Option<Id>,
-    /// Its disks if it is booted; the checkpoint has them otherwise.
+    /// Its disks if it is booted; of one that is not, [`Store::stand_on`] gives them later.
     pub disks: Vec<DiskChain>,
 }
 
@@ -180,7 +178,7 @@ impl Store {
     /// in order, and takes its lock.
     ///
     /// # Errors
-    /// [`Error::NameTaken`], those of [`Store::checkpoint`], or the system's.
+    /// [`Error::NameTaken`], or the system's.
     pub fn create_sandbox(&self, new: NewSandbox) -> Result<(Sandbox, Vec<File>), Error> {
         let _lock = self.exclusive()?;
         self.check_name(new.name.as_ref())?;
@@ -188,23 +186,13 @@ impl Store {
         let directory = self.sandboxes_dir().join(id.as_str());
         files::create_directory(&directory)?;
         let lock = take_lock(&directory)?;
-        let (standing, tops) = match &new.from {
-            Some(from) => {
-                let meta = self.usable(from)?;
-                let (ids, tops) = self.unzipped_layers(meta.standing.writable_disks())?;
-                (meta.continued(&ids), tops)
-            }
-            None => {
-                let mut disks = new.disks;
-                let mut tops = Vec::new();
-                for disk in disks.iter_mut().filter(|disk| !disk.read_only) {
-                    let (id, top) = self.unzipped_layers(1)?;
-                    disk.layers = id;
-                    tops.extend(top);
-                }
-                (Standing { parent: None, memory: Vec::new(), disks }, tops)
-            }
-        };
+        let (mut disks, mut tops) = (new.disks, Vec::new());
+        for disk in disks.iter_mut().filter(|disk| !disk.read_only) {
+            let (id, top) = self.unzipped_layers(1)?;
+            disk.layers = id;
+            tops.extend(top);
+        }
+        let standing = Standing { parent: None, memory: Vec::new(), disks };
         let record = SandboxRecord {
             id,
             name: new.name,
@@ -219,6 +207,20 @@ impl Store {
         let sandbox = Sandbox { record, directory, handle, _lock: lock };
         sandbox.write()?;
         Ok((sandbox, tops))
+    }
+
+    /// Has a sandbox that has no disks yet start from a checkpoint: gives the checkpoint's record
+    /// and the layers its disks write to, open and in order.
+    ///
+    /// # Errors
+    /// Those of [`Store::checkpoint`], or the system's.
+    pub fn stand_on(&self, sandbox: &mut Sandbox, from: &Id) -> Result<(Meta, Vec<File>), Error> {
+        let _lock = self.shared()?;
+        let meta = self.usable(from)?;
+        let (ids, tops) = self.unzipped_layers(meta.standing.writable_disks())?;
+        sandbox.record.standing = meta.continued(&ids);
+        sandbox.write()?;
+        Ok((meta, tops))
     }
 
     fn unzipped_layers(&self, count: usize) -> Result<(Vec<Id>, Vec<File>), Error> {

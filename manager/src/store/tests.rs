@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socke
 use super::*;
 
 mod crashes;
+mod hints;
 mod lineage;
 mod repair;
 
@@ -51,10 +52,13 @@ impl Fixture {
         let new = NewSandbox {
             name: name.map(|name| name.parse().unwrap()),
             machine: Self::machine(),
-            from: from.cloned(),
             disks: if from.is_none() { vec![disk] } else { Vec::new() },
         };
-        self.store.create_sandbox(new).map(|(sandbox, _tops)| sandbox)
+        let (mut sandbox, _tops) = self.store.create_sandbox(new)?;
+        if let Some(from) = from {
+            self.store.stand_on(&mut sandbox, from)?;
+        }
+        Ok(sandbox)
     }
 
     fn sandbox(&self, from: Option<&Id>) -> Sandbox {

@@ -195,6 +195,14 @@ impl Vmm {
         self.pid
     }
 
+    /// Makes what a machine of this shape needs of KVM ahead of [`Self::create`].
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn prepare(&self, vcpus: u8, memory_mib: u32) -> Result<(), Error> {
+        self.expect_done(Op::Prepare { vcpus, memory_mib }, Vec::new()).await
+    }
+
     /// Builds the machine; its vCPUs do not run yet.
     ///
     /// # Errors
@@ -265,6 +273,14 @@ impl Vmm {
             ResultBody::Rollback(info) => Ok(info),
             _ => Err(Error::Mismatch),
         }
+    }
+
+    /// Writes down which pages of its checkpoint the machine has used since it started.
+    ///
+    /// # Errors
+    /// As for [`Self::create`].
+    pub async fn record_working_set(&self, file: OwnedFd) -> Result<(), Error> {
+        self.expect_done(Op::RecordWorkingSet { file: 0 }, vec![file]).await
     }
 
     /// The machine's state and counters.

@@ -1,0 +1,80 @@
+//! Warm shells: sandboxes that have a process with all that KVM needs for a machine, but nothing
+//! in it yet. What takes long in starting from a checkpoint does not depend on the checkpoint, so
+//! it is done ahead of it.
+
+use std::path::Path;
+
+use super::{Kept, bind_vsock};
+use crate::sandbox::Error;
+use crate::sandbox::parts::Parts;
+use crate::store::{Id, Machine, Name, NewSandbox, Store};
+
+/// A sandbox without content. It has to become a [`Kept`] or be discarded: when it is dropped,
+/// its machine ends, but its directory stays for `coppice fsck`.
+#[derive(Debug)]
+pub struct Shell(Kept);
+
+impl Shell {
+    /// Makes a shell for a machine of this shape; on failure nothing is left of it.
+    ///
+    /// # Errors
+    /// What the VMM refused, or the store's.
+    pub async fn new(
+        store: &Store,
+        vmm: &Path,
+        machine: Machine,
+        name: Option<Name>,
+    ) -> Result<Self, Error> {
+        let (vcpus, memory_mib) = (machine.vcpus, machine.memory_mib);
+        let new = NewSandbox { name, machine, disks: Vec::new() };
+        let (entry, _no_tops) = store.create_sandbox(new)?;
+        let (kept, ()) = Kept::start(store, entry, vmm, |_| Ok(()))?;
+        let prepared = kept.vmm.prepare(vcpus, memory_mib).await.map_err(Error::Vmm);
+        kept.or_nothing(prepared).await.map(|(kept, ())| Self(kept))
+    }
+
+    /// Has the sandbox go on from a checkpoint of a machine of the same shape, and tells its guest
+    /// who it is now; on failure nothing is left of it.
+    ///
+    /// # Errors
+    /// What the VMM refused, or the store's.
+    pub async fn restore(mut self, from: &Id) -> Result<Kept, Error> {
+        let restored = self.fill(from).await;
+        let (kept, ()) = self.0.or_nothing(restored).await?;
+        let introduced = kept.introduce().await;
+        let (kept, ()) = kept.or_nothing(introduced).await?;
+        // It only helps later clones: this one is well without.
+        let _ = kept.record_working_set(from).await;
+        Ok(kept)
+    }
+
+    /// Removes the shell.
+    ///
+    /// # Errors
+    /// [`Error::Kill`] when its process does not end, or the store's.
+    pub async fn discard(self) -> Result<(), Error> {
+        self.0.discard().await
+    }
+
+    async fn fill(&mut self, from: &Id) -> Result<(), Error> {
+        let Kept { vmm, entry, store, .. } = &mut self.0;
+        let (meta, tops) = store.stand_on(entry, from)?;
+        let mut parts = Parts::of_checkpoint(store, &meta, tops)?;
+        bind_vsock(&mut parts, entry)?;
+        let names = parts.names();
+        let (spec, passed) = parts.finish();
+        vmm.create(spec, passed).await.map_err(|source| names.refusal(source))?;
+        vmm.run().await.map_err(|source| names.refusal(source))
+    }
+}
+
+impl Kept {
+    /// Writes down which memory of its checkpoint a clone used until its agent answered, unless
+    /// an earlier one did.
+    async fn record_working_set(&self, checkpoint: &Id) -> Result<(), Error> {
+        let Some(new) = self.store.begin_working_set(checkpoint)? else { return Ok(()) };
+        let file = new.file().try_clone().map_err(Error::Socket)?;
+        self.vmm.record_working_set(file.into()).await?;
+        Ok(self.store.complete_working_set(&new)?)
+    }
+}
