@@ -18,9 +18,15 @@ const FILTER: &str = "exit_reason == 0x7f";
 /// `kvm_amd`, together with an interrupt to deliver; the guest's next step is a triple fault.
 const MODULES: u64 = 0xFFFF_FFFF_C000_0000;
 
+/// What is printed for a guest that the lab, not the project, brought down.
+pub(crate) const LAB_FAULT: &str = "that is an address of the lab's kernel: the emulator mixed up";
+
 /// Records shutdowns; shows them when it is dropped by a panic, that is by a test that failed.
 #[derive(Debug)]
-pub(crate) struct Shutdowns(());
+pub(crate) struct Shutdowns {
+    /// How many there were before.
+    earlier: usize,
+}
 
 impl Shutdowns {
     /// Begins to record, or goes on where an earlier test began.
@@ -32,7 +38,7 @@ impl Shutdowns {
         }
         fs::write(trace.join("events/kvm/kvm_exit/filter"), FILTER)?;
         fs::write(trace.join("events/kvm/kvm_exit/enable"), "1")?;
-        Ok(Self(()))
+        Ok(Self { earlier: lines().len() })
     }
 }
 
@@ -42,15 +48,20 @@ impl Drop for Shutdowns {
         if !thread::panicking() {
             return;
         }
-        let text = fs::read_to_string(Path::new(TRACE).join("trace")).unwrap_or_default();
-        for line in text.lines().filter(|line| line.contains("kvm_exit:")) {
+        for line in lines().iter().skip(self.earlier) {
             eprintln!("a guest of this machine shut down: {}", line.trim());
             // Our guests' kernels have no modules and map nothing there.
             if rip(line).is_some_and(|rip| rip >= MODULES) {
-                eprintln!("that is an address of the lab's kernel: the emulator mixed them up");
+                eprintln!("{LAB_FAULT} the guest and the lab");
             }
         }
     }
+}
+
+/// The shutdowns recorded so far, the oldest first.
+fn lines() -> Vec<String> {
+    let text = fs::read_to_string(Path::new(TRACE).join("trace")).unwrap_or_default();
+    text.lines().filter(|line| line.contains("kvm_exit:")).map(str::to_owned).collect()
 }
 
 /// The guest's instruction pointer in a line of the trace.
