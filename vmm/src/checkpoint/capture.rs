@@ -7,6 +7,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use coppice_image::{WriteError, Writer};
 use thiserror::Error;
@@ -149,15 +150,23 @@ impl Capture {
         &self.selection
     }
 
-    /// Writes all pages, and lets the guest write to each as soon as its content is safe.
+    /// Writes all pages, and lets the guest write to each as soon as its content is safe; `false`
+    /// when `cancelled` put an end to it.
     ///
     /// # Errors
     /// Those of the file; protection ends all the same when the capture is dropped.
-    pub(super) fn write(&mut self, writer: &mut Writer) -> Result<(), WriteError> {
+    pub(super) fn write(
+        &mut self,
+        writer: &mut Writer,
+        cancelled: &AtomicBool,
+    ) -> Result<bool, WriteError> {
         for run in self.selection.runs() {
+            if cancelled.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
             write_run(&self.selection, &self.copied, self.protected.as_mut(), writer, run)?;
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
@@ -29,6 +30,9 @@ pub enum JobError {
     /// The thread cannot be started.
     #[error("the thread that writes the checkpoint cannot be started")]
     Thread(#[source] io::Error),
+    /// The machine ended meanwhile.
+    #[error("the machine ended before the checkpoint was written")]
+    Cancelled,
     /// The thread ended without a result.
     #[error("the thread that writes the checkpoint failed")]
     Panic,
@@ -77,6 +81,7 @@ pub struct Job {
     done: Arc<EventFd>,
     result: Arc<Mutex<Option<Result<Finished, JobError>>>>,
     thread: Option<JoinHandle<()>>,
+    cancelled: Arc<AtomicBool>,
     pages: PageSet,
 }
 
@@ -90,17 +95,19 @@ impl Job {
         let result = Arc::new(Mutex::new(None));
         let pages = order.capture.selection().pages().clone();
         let (tell, put) = (Arc::clone(&done), Arc::clone(&result));
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&cancelled);
         let thread = Builder::new()
             .name("checkpoint".into())
             .stack_size(STACK_SIZE)
             .spawn(move || {
-                let outcome = write(order);
+                let outcome = write(order, &told);
                 *put.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
                 // A full counter is readable as well.
                 let _ = tell.write(1);
             })
             .map_err(JobError::Thread)?;
-        Ok(Self { done, result, thread: Some(thread), pages })
+        Ok(Self { done, result, thread: Some(thread), cancelled, pages })
     }
 
     /// The pages it writes: if it fails, the next checkpoint must have them.
@@ -131,13 +138,14 @@ impl AsRawFd for Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if let Some(thread) = self.thread.take() {
+            self.cancelled.store(true, Ordering::Relaxed);
             // Guest memory must outlive it.
             let _ = thread.join();
         }
     }
 }
 
-fn write(order: Order) -> Result<Finished, JobError> {
+fn write(order: Order, cancelled: &AtomicBool) -> Result<Finished, JobError> {
     let Order { file, info, parts, mut capture, disks } = order;
     let readable = file.try_clone().map_err(|e| JobError::Write(WriteError::Io(e)))?;
     let mut writer = Writer::new(file, info).map_err(JobError::Write)?;
@@ -146,8 +154,11 @@ fn write(order: Order) -> Result<Finished, JobError> {
             .section(part.kind, part.instance, part.version, true, &part.data)
             .map_err(JobError::Write)?;
     }
-    capture.write(&mut writer).map_err(JobError::Write)?;
+    let complete = capture.write(&mut writer, cancelled).map_err(JobError::Write)?;
     drop(capture);
+    if !complete {
+        return Err(JobError::Cancelled);
+    }
     for (number, disk) in disks.iter().enumerate() {
         disk.sync_all().map_err(|source| JobError::Disk(number, source))?;
     }
