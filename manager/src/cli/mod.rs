@@ -101,6 +101,7 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(if failed { Class::Usage.exit_code() } else { 0 });
         }
     };
+    allow_descriptors();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -156,6 +157,16 @@ fn fail_as(failure: &Failure, json: bool) -> u8 {
         0 => code,
         failed => failed,
     }
+}
+
+/// Allows this process, and the machines it starts, as many descriptors as they may have: the
+/// usual limit is there for programs that cannot number them further, and a machine keeps the
+/// files of all checkpoints open that were made of it.
+fn allow_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // Where it is refused, the usual limit stays.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// How a new sandbox is told of.

@@ -130,10 +130,15 @@ impl Store {
         }
         let directory = self.layers_dir();
         for name in files::names(&directory)? {
-            let Some(id) = name.strip_suffix(".disk").and_then(Id::parse) else { continue };
-            if !references.disks.contains(&id) {
-                orphans.push(Orphan::File(directory.join(name)));
-            }
+            let path = directory.join(&name);
+            let temp = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
+            let sealed = name.strip_suffix(".disk");
+            let orphan = match (sealed.and_then(Id::parse), temp.and_then(Id::parse)) {
+                (Some(id), _) => !references.disks.contains(&id),
+                (None, Some(_)) => !files::is_locked(&path)?,
+                (None, None) => false,
+            };
+            orphans.extend(orphan.then_some(Orphan::File(path)));
         }
         for entry in self.read_sandboxes()?.into_iter().filter(|e| e.record.is_err() && !e.alive) {
             let directory = self.sandboxes_dir().join(entry.id.as_str());

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use coppice_image::{ReadError, WriteError};
 use thiserror::Error;
 
-use super::{Id, Name};
+use super::{Id, MergeError, Name};
 use crate::failure::{Class, Failure, chain};
 
 /// Failures of the store.
@@ -103,6 +103,15 @@ pub enum Error {
         /// Such as "is not there".
         what: &'static str,
     },
+    /// What a sandbox stands on cannot be brought together in fewer files.
+    #[error("the layers that sandbox {id} stands on cannot be merged")]
+    Flatten {
+        /// The sandbox.
+        id: Id,
+        /// What failed.
+        #[source]
+        source: MergeError,
+    },
     /// Files cannot be told from those in use while a record is unreadable.
     #[error("{count} records cannot be read, so nothing was removed")]
     Unclear {
@@ -119,6 +128,15 @@ impl Error {
             Self::Write { source: WriteError::Io(source), .. } if is_full(source) => {
                 (Class::DiskFull, MAKE_ROOM)
             }
+            Self::Flatten { source: MergeError::Copy(source), .. } if is_full(source) => {
+                (Class::DiskFull, MAKE_ROOM)
+            }
+            Self::Flatten { source: MergeError::Write(WriteError::Io(source)), .. }
+                if is_full(source) =>
+            {
+                (Class::DiskFull, MAKE_ROOM)
+            }
+            Self::Flatten { .. } => (Class::StoreDamaged, "see `coppice fsck --deep`"),
             Self::Io { .. } | Self::Write { .. } => {
                 (Class::Host, "point COPPICE_HOME to a directory this user can write")
             }

@@ -199,7 +199,9 @@ impl Store {
         }
         let layers = self.layers_dir();
         for name in files::names(&layers)? {
-            if name.strip_suffix(".disk").and_then(Id::parse).is_none() {
+            let temp = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
+            let stem = name.strip_suffix(".disk").or(temp);
+            if stem.and_then(Id::parse).is_none() {
                 report.findings.push(Finding::Foreign { path: layers.join(name) });
             }
         }

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! COPPICE_HOME/checkpoints/ID.ckpt    a checkpoint: its record and one layer of memory
-//!                          ID.layer   one that was removed, while others stand on its memory
+//!                          ID.layer   one that was removed, while others stand on its memory;
+//!                                     also what several of them hold together
 //!                          .ID.tmp    one that is being written; its writer holds a lock on it
 //!                          ID.ws      which memory a clone of it uses first; a hint
 //!             layers/ID.disk          a layer of a disk: sealed, or the top of a live sandbox
+//!                    .ID.tmp          one that is being merged from others, as above
 //!             sandboxes/ID/           a live sandbox: sandbox.json, lock, sockets
 //!             lock                    taken shared to look, exclusive to change
 //! ```
@@ -19,8 +21,10 @@ mod checkpoints;
 mod collect;
 mod error;
 mod files;
+mod flatten;
 mod fsck;
 mod id;
+mod merge;
 mod record;
 mod sandboxes;
 mod tree;
@@ -37,6 +41,7 @@ pub use collect::Collected;
 pub use error::Error;
 pub use fsck::{Finding, Report};
 pub use id::{Id, Name};
+pub use merge::MergeError;
 pub use record::{BaseImage, DiskChain, Machine, Meta, Next, SandboxRecord, Standing};
 pub use sandboxes::{NewSandbox, Sandbox, SandboxEntry, View};
 pub use tree::{Node, Tree};

@@ -117,6 +117,15 @@ impl Sandbox {
         self.write()
     }
 
+    /// Writes down that it stands on other files with the same content.
+    ///
+    /// # Errors
+    /// The system's; it stands as before then.
+    pub(super) fn stand(&mut self, standing: Standing) -> Result<(), Error> {
+        let before = std::mem::replace(&mut self.record.standing, standing);
+        self.write().inspect_err(|_| self.record.standing = before)
+    }
+
     /// Writes down what is under way.
     ///
     /// # Errors

@@ -12,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socke
 use super::*;
 
 mod crashes;
+mod flatten;
 mod hints;
 mod lineage;
 mod repair;

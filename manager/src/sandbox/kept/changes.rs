@@ -55,6 +55,9 @@ impl Kept {
     /// What the VMM refused, or the store's; the machine goes on as if nothing was asked.
     /// [`Error::TooDeep`] when nothing could be started from the checkpoint.
     pub async fn checkpoint(&mut self, request: CheckpointRequest) -> Result<Made, Error> {
+        if self.store.is_deep(&self.record().standing) {
+            self.store.flatten(&mut self.entry)?;
+        }
         let standing = &self.record().standing;
         let layers = standing.memory.len() + 1 + standing.disk_layers().count();
         if !can_be_passed(layers) {
