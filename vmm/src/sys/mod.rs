@@ -12,6 +12,7 @@ pub mod pagemap;
 pub mod process;
 pub mod reclaim;
 pub mod signal;
+pub mod thread;
 pub mod uffd;
 pub mod vsock;
 

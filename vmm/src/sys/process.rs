@@ -6,6 +6,23 @@ use std::os::fd::RawFd;
 
 use super::check;
 
+unsafe extern "C" {
+    /// First byte of the program in memory, by the linker.
+    safe static __executable_start: u8;
+    /// First byte behind its code, by the linker.
+    safe static etext: u8;
+}
+
+/// Brings this program's code into memory and into the page tables, so that what runs next does
+/// not stop at a page fault every few calls. It is a hint: without it everything works as well.
+pub fn load_code() {
+    let start = &raw const __executable_start;
+    let start = start.map_addr(|address| address & !4095);
+    let len = (&raw const etext).addr().saturating_sub(start.addr());
+    // SAFETY: reads pages of the program itself, which stays mapped, and changes nothing.
+    unsafe { libc::madvise(start.cast_mut().cast(), len, libc::MADV_POPULATE_READ) };
+}
+
 /// Closes every descriptor but standard input, output and error and `keep`.
 ///
 /// A manager that starts machines from several threads can leak one machine's descriptors into

@@ -16,7 +16,7 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 
 use kvm_ioctls::VcpuFd;
 use thiserror::Error;
@@ -27,6 +27,7 @@ pub use self::exit::{Buses, Ending};
 use crate::devices::GuestSignals;
 use crate::sys::kvm::{RunPage, VmWithRam};
 use crate::sys::signal::kick_signal;
+use crate::sys::thread::SpareThread;
 
 /// Enough for the deepest device call, with room for unoptimised builds; only the pages used
 /// cost memory.
@@ -99,7 +100,16 @@ impl Shared {
 }
 
 impl Vcpu {
-    /// Starts the thread of vCPU `index`, paused. `signals` is rung when it ends by itself.
+    /// Makes a thread for vCPU `index` of a machine to come.
+    ///
+    /// # Errors
+    /// When the host has no room for another thread.
+    pub fn spare_thread(index: u8) -> Result<SpareThread, StartError> {
+        let made = SpareThread::new(&format!("vcpu{index}"), STACK_SIZE);
+        made.map_err(|source| StartError { index, source })
+    }
+
+    /// Has `thread` run vCPU `index`, paused at first. `signals` is rung when it ends by itself.
     ///
     /// # Errors
     /// When the host has no room for another thread or mapping.
@@ -109,6 +119,7 @@ impl Vcpu {
         vm: Arc<VmWithRam<AtomicBitmap>>,
         buses: Arc<Buses>,
         signals: GuestSignals,
+        thread: SpareThread,
     ) -> Result<Self, StartError> {
         let failed = |source| StartError { index, source };
         let shared = Arc::new(Shared {
@@ -120,10 +131,8 @@ impl Vcpu {
         let shared_too = Arc::clone(&shared);
         let fd = Arc::new(Mutex::new(fd));
         let mut runner = Runner { fd: Arc::clone(&fd), index, shared: shared_too, buses, _vm: vm };
-        let thread = thread::Builder::new()
-            .name(format!("vcpu{index}"))
-            .stack_size(STACK_SIZE)
-            .spawn(move || {
+        let thread = thread
+            .run(move || {
                 let ending = runner.run();
                 let by_itself = ending.is_some();
                 runner.enter(State::Finished(ending));

@@ -27,6 +27,7 @@ use crate::devices::virtio::{Interrupt, VirtioDevice};
 use crate::devices::{GuestSignals, RangeError, SharedDevice};
 use crate::memory::GuestRam;
 use crate::memory::layout;
+use crate::sys::thread::SpareThread;
 use crate::vcpu::Buses;
 
 /// Why a device cannot be made.
@@ -88,6 +89,23 @@ impl DeviceError {
     }
 }
 
+/// Names of the threads that serve disks and all other devices.
+const DISK_THREAD: &str = "disk-io";
+const THREAD: &str = "io";
+
+/// Threads for the devices of a machine to come.
+pub(super) struct SpareThreads(SpareThread, SpareThread);
+
+impl SpareThreads {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Thread`].
+    pub(super) fn new() -> Result<Self, DeviceError> {
+        Ok(Self(IoThread::spare(DISK_THREAD)?, IoThread::spare(THREAD)?))
+    }
+}
+
 /// The devices of a machine.
 pub(super) struct Devices {
     /// Stopped first.
@@ -126,6 +144,7 @@ impl Devices {
         spec: Spec,
         maps: Vec<Vec<SealedMap>>,
         signals: &GuestSignals,
+        spare: SpareThreads,
     ) -> Result<Self, DeviceError> {
         let mut maps = maps.into_iter();
         let mut builder = Builder { vm, ram, buses: Buses::default(), windows: Vec::new() };
@@ -158,9 +177,11 @@ impl Devices {
         }
         // A disk may stall on its host file; streams and memory must not stall with it.
         let mut threads = Vec::new();
-        for (name, sources) in [("disk-io", disk_sources), ("io", others)] {
+        let SpareThreads(disk_thread, other_thread) = spare;
+        let served = [(DISK_THREAD, disk_thread, disk_sources), (THREAD, other_thread, others)];
+        for (name, thread, sources) in served {
             if !sources.is_empty() {
-                threads.push(IoThread::spawn(name, sources)?);
+                threads.push(IoThread::spawn_on(thread, name, sources)?);
             }
         }
         let Builder { buses, windows, .. } = builder;

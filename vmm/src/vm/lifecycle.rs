@@ -120,7 +120,9 @@ impl Lifecycle {
         match op {
             Op::Prepare { vcpus, memory_mib } => {
                 spec::check_shape(vcpus, memory_mib)?;
-                self.shell = Some(Shell::new(vcpus, memory_mib)?);
+                let mut shell = Shell::new(vcpus, memory_mib)?;
+                shell.rehearse()?;
+                self.shell = Some(shell);
             }
             Op::Checkpoint(wire) => {
                 let order = CheckpointOrder::from_wire(wire, fds)?;

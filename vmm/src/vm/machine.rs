@@ -111,12 +111,14 @@ impl Machine {
         backing: Backing,
         signals: &GuestSignals,
     ) -> Result<Self, VmError> {
-        let Shell { vm, vcpus: fds, identity, msrs, pagemap, memory_mib } = shell;
-        let devices = Devices::build(vm.vm(), vm.ram(), spec, maps, signals)?;
+        let Shell { vm, vcpus: fds, identity, msrs, pagemap, memory_mib, .. } = shell;
+        let (vcpu_threads, device_threads) = (shell.vcpu_threads, shell.device_threads);
+        let devices = Devices::build(vm.vm(), vm.ram(), spec, maps, signals, device_threads)?;
         let vcpus = (0..)
-            .zip(fds)
-            .map(|(index, fd)| {
-                Vcpu::start(fd, index, Arc::clone(&vm), devices.buses(), signals.clone())
+            .zip(fds.into_iter().zip(vcpu_threads))
+            .map(|(index, (fd, thread))| {
+                let buses = devices.buses();
+                Vcpu::start(fd, index, Arc::clone(&vm), buses, signals.clone(), thread)
             })
             .collect::<Result<_, _>>()?;
         let memory = Memory::new(Arc::clone(&vm), backing, pagemap);

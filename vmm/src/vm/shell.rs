@@ -11,13 +11,19 @@ use coppice_image::CpuIdentity;
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use vm_memory::bitmap::AtomicBitmap;
 
+use super::board::Irqchip;
+use super::devices::SpareThreads;
 use super::error::VmError;
 use super::host;
+use super::machine::saved::SavedError;
 use crate::boot::cpu::CpuTemplate;
 use crate::memory::{self, GuestRam, layout};
 use crate::sys::kvm::VmWithRam;
 use crate::sys::pagemap::Pagemap;
-use crate::vcpu::state::MsrList;
+use crate::sys::process;
+use crate::sys::thread::SpareThread;
+use crate::vcpu::Vcpu;
+use crate::vcpu::state::{MsrList, TscShift, VcpuState};
 
 /// Stack of the thread that fills memory; it is the size of an I/O thread's, which then gets the
 /// same memory.
@@ -36,6 +42,9 @@ pub(super) struct Shell {
     pub(super) msrs: MsrList,
     pub(super) pagemap: Pagemap,
     pub(super) memory_mib: u32,
+    /// One for each vCPU.
+    pub(super) vcpu_threads: Vec<SpareThread>,
+    pub(super) device_threads: SpareThreads,
 }
 
 impl Shell {
@@ -75,8 +84,29 @@ impl Shell {
             msrs: MsrList::new(&kvm)?,
             pagemap: Pagemap::open().map_err(VmError::Pagemap)?,
             memory_mib,
+            vcpu_threads: (0..vcpus).map(Vcpu::spare_thread).collect::<Result<_, _>>()?,
+            device_threads: SpareThreads::new()?,
         };
         Ok((shell, filled))
+    }
+
+    /// Does ahead of time what only the first machine of a process has to wait for: its code comes
+    /// into memory, and KVM says which registers it has.
+    ///
+    /// # Errors
+    /// [`VmError`]: KVM does not give or take a vCPU's state.
+    pub(super) fn rehearse(&mut self) -> Result<(), VmError> {
+        process::load_code();
+        for (index, vcpu) in self.vcpus.iter().enumerate() {
+            let failed = |source| SavedError::Vcpu { index, source };
+            let state = VcpuState::save(vcpu, &mut self.msrs).map_err(failed)?;
+            let bytes = state.encode().map_err(failed)?;
+            let state = VcpuState::decode(&bytes).map_err(failed)?;
+            state.restore(vcpu, TscShift(0)).map_err(failed)?;
+        }
+        let irqchip = Irqchip::save(self.vm.vm()).map_err(SavedError::from)?;
+        irqchip.restore(self.vm.vm()).map_err(SavedError::from)?;
+        Ok(())
     }
 
     /// Whether a machine of this shape can be made in it.

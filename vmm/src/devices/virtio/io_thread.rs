@@ -8,7 +8,7 @@
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use event_manager::{
     EventManager, EventOps, EventSet, Events, MutEventSubscriber, SubscriberOps as _,
@@ -17,6 +17,7 @@ use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{VirtioDevice, lock};
+use crate::sys::thread::SpareThread;
 
 /// Enough for the deepest call of a device, in bytes; only pages touched cost memory.
 const STACK_SIZE: usize = 256 * 1024;
@@ -113,14 +114,35 @@ impl Control {
 }
 
 impl IoThread {
-    /// Starts a thread that serves `sources`. `name` is shown by the kernel, up to 15 bytes.
+    /// Makes a thread for devices to come. `name` is shown by the kernel, up to 15 bytes.
+    ///
+    /// # Errors
+    /// [`IoThreadError::Start`].
+    pub fn spare(name: &str) -> Result<SpareThread, IoThreadError> {
+        SpareThread::new(name, STACK_SIZE)
+            .map_err(|source| IoThreadError::Start { name: name.to_owned(), source })
+    }
+
+    /// Starts a thread that serves `sources`; see [`IoThread::spawn_on`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn spawn(name: &str, sources: Vec<Source>) -> Result<Self, IoThreadError> {
+        Self::spawn_on(Self::spare(name)?, name, sources)
+    }
+
+    /// Has `thread`, whose name is `name`, serve `sources`.
     ///
     /// All descriptors are watched when this returns, so no kick is missed.
     ///
     /// # Errors
     /// [`IoThreadError`] when the process is out of descriptors, memory or threads, or when a
     /// descriptor is given twice.
-    pub fn spawn(name: &str, sources: Vec<Source>) -> Result<Self, IoThreadError> {
+    pub fn spawn_on(
+        thread: SpareThread,
+        name: &str,
+        sources: Vec<Source>,
+    ) -> Result<Self, IoThreadError> {
         let start_error = |source| IoThreadError::Start { name: name.to_owned(), source };
         let watch_error = |source| IoThreadError::Watch { name: name.to_owned(), source };
 
@@ -143,11 +165,7 @@ impl IoThread {
         }
 
         let followed = Arc::clone(&control);
-        let thread = Builder::new()
-            .name(name.to_owned())
-            .stack_size(STACK_SIZE)
-            .spawn(move || run(&mut events, &followed))
-            .map_err(start_error)?;
+        let thread = thread.run(move || run(&mut events, &followed)).map_err(start_error)?;
         Ok(Self { control, thread: Some(thread) })
     }
 
