@@ -19,7 +19,7 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 pub use self::managers::Manager;
 use self::managers::{ConnectionId, Managers};
 use crate::sys::process::{parent_id, set_parent_death_signal};
-use crate::sys::signal::{SignalFd, install_kick_handler};
+use crate::sys::signal::{SignalFd, install_kick_handler, survive_file_limit};
 use crate::vm::Lifecycle;
 
 /// Sent to this process when a thread of its parent ends; see [`Server::on_signal`].
@@ -106,6 +106,7 @@ impl Server {
             set_parent_death_signal(PARENT_SIGNAL).map_err(setup("follow its parent"))?;
         }
         install_kick_handler().map_err(setup("handle the vCPU signal"))?;
+        survive_file_limit().map_err(setup("handle the signal for large files"))?;
         let lifecycle = Lifecycle::new().map_err(setup("make its events"))?;
         let epoll = Epoll::new().map_err(setup("wait for events"))?;
         let watched = [(Token::Listener, None), (Token::Console, None), (Token::Written, None)];

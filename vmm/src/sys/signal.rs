@@ -73,9 +73,22 @@ pub fn kick_signal() -> libc::c_int {
 /// # Errors
 /// Those of `sigaction`.
 pub fn install_kick_handler() -> io::Result<()> {
+    handle(kick_signal())
+}
+
+/// Makes a write over the limit for the size of files (`RLIMIT_FSIZE`) an error like any other,
+/// instead of the end of the process.
+///
+/// # Errors
+/// Those of `sigaction`.
+pub fn survive_file_limit() -> io::Result<()> {
+    handle(libc::SIGXFSZ)
+}
+
+/// Has a signal do nothing but interrupt system calls.
+fn handle(signal: libc::c_int) -> io::Result<()> {
     extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
-    register_signal_handler(kick_signal(), ignore)
-        .map_err(|e| io::Error::from_raw_os_error(e.errno()))
+    register_signal_handler(signal, ignore).map_err(|e| io::Error::from_raw_os_error(e.errno()))
 }
 
 #[cfg(test)]
