@@ -4,7 +4,6 @@
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail, ensure};
@@ -118,11 +117,9 @@ fn pattern_bytes() -> usize {
     runs().count() * RUN as usize * PAGE
 }
 
-/// Guest RAM as a file in memory, with content in the pattern's pages.
+/// Guest RAM as a file, with content in the pattern's pages.
 fn image() -> anyhow::Result<File> {
-    let memory = Path::new("/dev/shm");
-    let image = if memory.is_dir() { tempfile::tempfile_in(memory) } else { tempfile::tempfile() };
-    let image = image.context("no temporary file")?;
+    let image = tempfile::tempfile().context("no temporary file")?;
     image.set_len(BYTES as u64)?;
     image.write_all_at(&CODE, CODE_AT.into())?;
     for first in runs() {

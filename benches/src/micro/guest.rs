@@ -1,5 +1,6 @@
 //! The VMM's part: real `coppice-vmm` processes with micro-guests, over their control sockets.
 
+use std::fs::File;
 use std::time::Instant;
 
 use coppice_micro::Vmm;
@@ -30,6 +31,11 @@ pub(super) struct Bench {
     round: u32,
 }
 
+/// A new file where temporary files are: on a disk as a rule, as checkpoints are.
+fn disk_file() -> File {
+    tempfile::tempfile().unwrap_or_else(|_| memory_file())
+}
+
 /// Has the guest write the pattern.
 fn dirty(machine: &mut Machine, value: u32) {
     for first in runs() {
@@ -48,11 +54,11 @@ impl Bench {
         let mut parent = Machine::boot(MEMORY_MIB);
         dirty(&mut parent, 1);
         parent.guest.print_for_ever();
-        let (printing, _) = parent.checkpoint_to("printing", memory_file(), false);
+        let (printing, _) = parent.checkpoint_to("printing", disk_file(), false);
         parent.vmm.kill();
         let mut machine = Machine::boot(MEMORY_MIB);
         dirty(&mut machine, 1);
-        let (root, _) = machine.checkpoint_to("root", memory_file(), false);
+        let (root, _) = machine.checkpoint_to("root", disk_file(), false);
         let mut full = Machine::boot(MEMORY_MIB);
         full.guest.fill(QUIET, 1, PAGES);
         let (full_root, _) = full.checkpoint_to("full", memory_file(), false);
@@ -93,18 +99,18 @@ impl Bench {
         *round += 100;
         machine.vmm.done(Op::Resume {});
         dirty(machine, *round);
-        let (node, info) = machine.checkpoint_to("plain", memory_file(), false);
+        let (node, info) = machine.checkpoint_to("plain", disk_file(), false);
         samples.add("checkpoint_pause_7mib", micros(info.pause_us));
         dirty(machine, *round + 1);
         roll_back(machine, &node, "rollback_7mib", samples);
         check(machine, *round);
         dirty(machine, *round + 2);
-        let (_, info) = machine.checkpoint_to("clone", memory_file(), true);
+        let (_, info) = machine.checkpoint_to("clone", disk_file(), true);
         samples.add("clone_from_running_pause", micros(info.pause_us));
         machine.roll_back(root);
         for level in 0..LEVELS {
             dirty(machine, *round + level);
-            machine.checkpoint_to("level", memory_file(), false);
+            machine.checkpoint_to("level", disk_file(), false);
         }
         dirty(machine, *round + LEVELS);
         roll_back(machine, root, "rollback_7mib_5_levels_up", samples);
