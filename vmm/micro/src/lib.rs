@@ -22,6 +22,8 @@ use coppice_vmm_protocol::{
     MachineSpec, Op, Request, ResultBody, SocketError, Start, VmStatus,
 };
 
+use rustix::process::{Pid, Resource, Rlimit};
+
 pub use code::Code;
 
 /// The program under test: what `COPPICE_VMM` names, else `coppice-vmm` next to this program or,
@@ -124,6 +126,26 @@ impl Vmm {
         let id = self.next_id;
         self.next_id += 1;
         self.socket.send(&Request { id, op }, fds)
+    }
+
+    /// Waits for the next answer, whichever request it belongs to.
+    pub fn answer_any(&mut self) -> Result<ResultBody, SocketError> {
+        loop {
+            match self.socket.receive::<Incoming>()?.0 {
+                Incoming::Reply(reply) => {
+                    self.next_answer += 1;
+                    return Ok(reply.result);
+                }
+                Incoming::Event(Event { event }) => self.events.push(event),
+            }
+        }
+    }
+
+    /// Limits how long files may become that the process writes.
+    pub fn limit_files(&self, bytes: Option<u64>) {
+        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap();
+        let limit = Rlimit { current: bytes, maximum: None };
+        rustix::process::prlimit(Some(pid), Resource::Fsize, limit).unwrap();
     }
 
     /// Waits for the answer to the first request that has none yet.
@@ -253,6 +275,14 @@ impl Interpreter {
         let mut bytes = vec![command];
         operands.iter().for_each(|operand| bytes.extend(operand.to_le_bytes()));
         self.input.write_all(&bytes).unwrap();
+    }
+
+    /// [`Interpreter::sum`] of several places.
+    pub fn sums(&mut self, places: &[(u32, u32)]) -> Vec<u32> {
+        for (address, count) in places {
+            self.tell(b's', &[*address, *count]);
+        }
+        places.iter().map(|_| self.answer()).collect()
     }
 
     fn done(&mut self) {

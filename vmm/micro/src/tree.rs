@@ -108,6 +108,12 @@ impl Machine {
 
     /// Takes a checkpoint into `file`; it is not committed.
     pub fn try_checkpoint(&mut self, id: &str, file: &File, background: bool) -> ResultBody {
+        self.begin_checkpoint(id, file, background);
+        self.vmm.answer().unwrap()
+    }
+
+    /// Asks for a checkpoint into `file`; the answer is still to come.
+    pub fn begin_checkpoint(&mut self, id: &str, file: &File, background: bool) {
         let spec = CheckpointSpec {
             id: id.into(),
             file: 0,
@@ -115,7 +121,7 @@ impl Machine {
             meta: "{}".into(),
             background,
         };
-        self.vmm.request_with(Op::Checkpoint(spec), &[file.as_fd()])
+        self.vmm.send(Op::Checkpoint(spec), &[file.as_fd()]).unwrap();
     }
 
     /// Takes and commits a checkpoint in a new file.
