@@ -6,8 +6,9 @@ use coppice_manager::home::Home;
 use coppice_manager::store::{SandboxEntry, Store};
 use serde_json::Value;
 
+use super::states::States;
 use super::table::{age, columns, size};
-use super::tree::{sandbox_json, state};
+use super::tree::sandbox_json;
 
 /// Arguments of `coppice ls`.
 #[derive(Debug, clap::Args)]
@@ -18,13 +19,18 @@ pub(super) struct Args {
 }
 
 /// Prints the sandboxes; 0 unless they cannot be read.
-pub(super) fn run(args: &Args) -> u8 {
-    let entries = Store::open(&Home::from_env()).and_then(|store| store.sandboxes());
-    let entries = match entries {
-        Ok(entries) => entries,
+pub(super) async fn run(args: &Args) -> u8 {
+    let store = Store::open(&Home::from_env());
+    let (store, entries) = match store.and_then(|store| store.sandboxes().map(|e| (store, e))) {
+        Ok(read) => read,
         Err(error) => return super::fail_as(&error.failure(), args.json),
     };
-    super::print(&if args.json { as_json(&entries) } else { as_text(&entries, SystemTime::now()) })
+    let states = States::ask(&store, &entries).await;
+    super::print(&if args.json {
+        as_json(&entries, &states)
+    } else {
+        as_text(&entries, &states, SystemTime::now())
+    })
 }
 
 fn parent(entry: &SandboxEntry) -> Option<String> {
@@ -32,13 +38,13 @@ fn parent(entry: &SandboxEntry) -> Option<String> {
     record.standing.parent.as_ref().map(ToString::to_string)
 }
 
-fn as_json(entries: &[SandboxEntry]) -> String {
+fn as_json(entries: &[SandboxEntry], states: &States) -> String {
     let rows: Vec<Value> =
-        entries.iter().map(|entry| sandbox_json(entry, parent(entry).as_deref())).collect();
+        entries.iter().map(|entry| sandbox_json(entry, parent(entry).as_deref(), states)).collect();
     format!("{}\n", Value::Array(rows))
 }
 
-fn as_text(entries: &[SandboxEntry], now: SystemTime) -> String {
+fn as_text(entries: &[SandboxEntry], states: &States, now: SystemTime) -> String {
     if entries.is_empty() {
         return "There are no sandboxes.\n".into();
     }
@@ -52,7 +58,7 @@ fn as_text(entries: &[SandboxEntry], now: SystemTime) -> String {
         rows.push(vec![
             entry.id.to_string(),
             record.and_then(|r| r.name.as_ref()).map(ToString::to_string).unwrap_or_default(),
-            state(entry).into(),
+            states.of(entry).into(),
             of_machine(|machine| machine.vcpus.to_string()),
             of_machine(|machine| format!("{} MiB", machine.memory_mib)),
             size(entry.disk_bytes),

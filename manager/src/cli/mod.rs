@@ -16,6 +16,7 @@ mod reference;
 mod rm;
 mod run;
 mod session;
+mod states;
 mod table;
 mod terminal;
 mod tree;
@@ -121,8 +122,8 @@ pub(crate) fn main() -> ExitCode {
             Command::Pause(args) => power::run(&args, Power::Pause).await,
             Command::Resume(args) => power::run(&args, Power::Resume).await,
             Command::Kill(args) => power::run(&args, Power::Kill).await,
-            Command::Ls(args) => ls::run(&args),
-            Command::Tree(args) => tree::run(&args),
+            Command::Ls(args) => ls::run(&args).await,
+            Command::Tree(args) => tree::run(&args).await,
             Command::Diff(args) => diff::run(&args),
             Command::Rm(args) => rm::run(&args),
             Command::Fsck(args) => fsck::run(&args),

@@ -6,6 +6,7 @@ use coppice_manager::home::Home;
 use coppice_manager::store::{Checkpoint, Error, Node, SandboxEntry, Store, Tree};
 use serde_json::{Value, json};
 
+use super::states::States;
 use super::table::{age, columns, size};
 
 /// Arguments of `coppice tree`.
@@ -17,25 +18,31 @@ pub(super) struct Args {
 }
 
 /// Prints the tree; 0 unless it cannot be read.
-pub(super) fn run(args: &Args) -> u8 {
-    let tree = Store::open(&Home::from_env()).and_then(|store| store.tree());
-    let tree = match tree {
-        Ok(tree) => tree,
+pub(super) async fn run(args: &Args) -> u8 {
+    let store = Store::open(&Home::from_env());
+    let read = store.and_then(|store| Ok((store.tree()?, store.sandboxes()?, store)));
+    let (tree, entries, store) = match read {
+        Ok(read) => read,
         Err(error) => return super::fail_as(&error.failure(), args.json),
     };
-    super::print(&if args.json { as_json(&tree) } else { as_text(&tree, SystemTime::now()) })
+    let states = States::ask(&store, &entries).await;
+    super::print(&if args.json {
+        as_json(&tree, &states)
+    } else {
+        as_text(&tree, &states, SystemTime::now())
+    })
 }
 
 /// How a sandbox is marked, so that it is not taken for a checkpoint.
 const SANDBOX: &str = "*";
 
-fn as_text(tree: &Tree, now: SystemTime) -> String {
+fn as_text(tree: &Tree, states: &States, now: SystemTime) -> String {
     let mut rows = Vec::new();
     for root in &tree.roots {
-        branch(root, "", "", now, &mut rows);
+        branch(root, states, now, &mut rows);
     }
     for entry in &tree.sandboxes {
-        rows.push(sandbox_row(entry, "", now));
+        rows.push(sandbox_row(entry, "", states, now));
     }
     let mut text = match rows.is_empty() {
         true => "There are no checkpoints and no sandboxes.\n".to_owned(),
@@ -47,15 +54,15 @@ fn as_text(tree: &Tree, now: SystemTime) -> String {
     text
 }
 
-/// The rows of a checkpoint and of what grew from it. `lead` is what its own row starts with,
-/// `below` what those of its children start with.
-fn branch(root: &Node, lead: &str, below: &str, now: SystemTime, rows: &mut Vec<Vec<String>>) {
+/// The rows of a root and of what grew from it. Each item has what its own row starts with, and
+/// what those of its children start with.
+fn branch(root: &Node, states: &States, now: SystemTime, rows: &mut Vec<Vec<String>>) {
     // A stack of its own instead of recursion: sessions grow deep.
-    let mut left = vec![(Item::Checkpoint(root), lead.to_owned(), below.to_owned())];
+    let mut left = vec![(Item::Checkpoint(root), String::new(), String::new())];
     while let Some((item, lead, below)) = left.pop() {
         let node = match item {
             Item::Sandbox(entry) => {
-                rows.push(sandbox_row(entry, &lead, now));
+                rows.push(sandbox_row(entry, &lead, states, now));
                 continue;
             }
             Item::Checkpoint(node) => node,
@@ -96,7 +103,7 @@ fn checkpoint_row(checkpoint: &Checkpoint, lead: &str, now: SystemTime) -> Vec<S
     ]
 }
 
-fn sandbox_row(entry: &SandboxEntry, lead: &str, now: SystemTime) -> Vec<String> {
+fn sandbox_row(entry: &SandboxEntry, lead: &str, states: &States, now: SystemTime) -> Vec<String> {
     let (name, age) = match &entry.record {
         Ok(record) => (record.name.as_ref().map(ToString::to_string), age(record.created(), now)),
         Err(_) => (Some("(record unreadable)".into()), String::new()),
@@ -104,26 +111,22 @@ fn sandbox_row(entry: &SandboxEntry, lead: &str, now: SystemTime) -> Vec<String>
     vec![
         format!("{lead}{SANDBOX} {}", entry.id),
         name.unwrap_or_default(),
-        state(entry).into(),
+        states.of(entry).into(),
         size(entry.disk_bytes),
         age,
     ]
 }
 
-/// In one word, whether a sandbox's machine is there.
-pub(super) fn state(entry: &SandboxEntry) -> &'static str {
-    if entry.alive { "running" } else { "ended" }
-}
-
-fn as_json(tree: &Tree) -> String {
+fn as_json(tree: &Tree, states: &States) -> String {
     let mut checkpoints = Vec::new();
-    let mut sandboxes: Vec<Value> = tree.sandboxes.iter().map(|e| sandbox_json(e, None)).collect();
+    let mut sandboxes: Vec<Value> =
+        tree.sandboxes.iter().map(|e| sandbox_json(e, None, states)).collect();
     let mut left: Vec<(&Node, Option<String>)> =
         tree.roots.iter().rev().map(|root| (root, None)).collect();
     while let Some((node, parent)) = left.pop() {
         let id = node.checkpoint.meta.id.to_string();
         checkpoints.push(checkpoint_json(&node.checkpoint, parent.as_deref()));
-        sandboxes.extend(node.sandboxes.iter().map(|entry| sandbox_json(entry, Some(&id))));
+        sandboxes.extend(node.sandboxes.iter().map(|entry| sandbox_json(entry, Some(&id), states)));
         left.extend(node.children.iter().rev().map(|child| (child, Some(id.clone()))));
     }
     let damaged: Vec<String> = tree.damaged.iter().map(Error::to_string).collect();
@@ -149,12 +152,16 @@ pub(super) fn checkpoint_json(checkpoint: &Checkpoint, parent: Option<&str>) -> 
 }
 
 /// One sandbox; `stands_on` is the checkpoint it stands on, if it is visible.
-pub(super) fn sandbox_json(entry: &SandboxEntry, stands_on: Option<&str>) -> Value {
+pub(super) fn sandbox_json(
+    entry: &SandboxEntry,
+    stands_on: Option<&str>,
+    states: &States,
+) -> Value {
     let record = entry.record.as_ref().ok();
     json!({
         "id": entry.id,
         "name": record.and_then(|record| record.name.as_ref()),
-        "state": state(entry),
+        "state": states.of(entry),
         "checkpoint": stands_on,
         "created_ms": record.map(|record| record.created_ms),
         "memory_mib": record.map(|record| record.machine.memory_mib),
@@ -214,7 +221,7 @@ mod tests {
         let leaf = node("d", vec![], vec![sandbox("e")]);
         let fork = node("b", vec![node("c", vec![], vec![]), leaf], vec![]);
         let tree = Tree { roots: vec![node("a", vec![fork], vec![])], ..Tree::default() };
-        let text = as_text(&tree, SystemTime::UNIX_EPOCH);
+        let text = as_text(&tree, &States::default(), SystemTime::UNIX_EPOCH);
         let starts: Vec<&str> =
             text.lines().map(|line| line.split("  name-").next().unwrap().trim_end()).collect();
         assert_eq!(
@@ -237,7 +244,7 @@ mod tests {
             sandboxes: vec![sandbox("d")],
             damaged: Vec::new(),
         };
-        let all: Value = serde_json::from_str(&as_json(&tree)).unwrap();
+        let all: Value = serde_json::from_str(&as_json(&tree, &States::default())).unwrap();
         assert_eq!(all["checkpoints"][0]["parent"], Value::Null);
         assert_eq!(all["checkpoints"][1]["parent"], "00000000000a");
         let standing: Vec<&Value> =

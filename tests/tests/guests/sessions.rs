@@ -158,11 +158,15 @@ fn an_inner_checkpoint_goes_and_what_stands_on_it_stays() {
 fn a_paused_sandbox_stands_still() {
     on_lane!({
         let session = Session::with_web();
+        let state = || session.json(&["ls", "--json"])[0]["state"].clone();
+        assert_eq!(state(), "running");
         session.ok(&["pause", "web"]);
+        assert_eq!(state(), "paused");
         let again = finish(&mut session.command(&["pause", "web"])).0;
         assert_eq!(again, i32::from(Class::Conflict.exit_code()));
         session.ok(&["checkpoint", "web", "--name", "still"]);
         session.ok(&["resume", "web"]);
+        assert_eq!(state(), "running");
         assert_eq!(session.sh("web", "echo on"), "on\n");
         session.ok(&["clone", "still", "--name", "copy"]);
         assert_eq!(session.sh("copy", "echo on"), "on\n");
