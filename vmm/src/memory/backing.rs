@@ -254,7 +254,7 @@ impl Backing {
         ram: &GuestRam,
         changed: &PageSet,
         target: Chain,
-    ) -> Result<(), BackingError> {
+    ) -> Result<Replaced, BackingError> {
         let mut maps = Maps(Vec::new());
         for range in changed.runs() {
             for run in target.view.runs(range) {
@@ -262,8 +262,8 @@ impl Backing {
             }
         }
         drop(pages::take_own_writes(ram));
-        self.current = Arc::new(target);
-        Ok(())
+        let before = std::mem::replace(&mut self.current, Arc::new(target));
+        Ok(Replaced { _chain: before, _maps: maps })
     }
 
     fn roll_back_run(
@@ -287,6 +287,13 @@ impl Backing {
             Source::Layer { layer, page } => copy_run(ram, maps.of(target, layer)?, run, page),
         }
     }
+}
+
+/// What a rollback needs no more. Dropping it closes files and ends mappings, which can wait until
+/// the machine runs.
+pub struct Replaced {
+    _chain: Arc<Chain>,
+    _maps: Maps,
 }
 
 /// Layers mapped for copying from them, by number. Reading through a mapping costs half of what

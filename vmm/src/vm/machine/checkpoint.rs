@@ -13,6 +13,7 @@ use super::saved::{MachinePart, Saved, SavedError, Shape, VERSION};
 use crate::boot::KernelState;
 use crate::checkpoint::{Capture, Finished, Job, JobError, Order, Part, Spare};
 use crate::devices::virtio::blk::{DiskError, Layering, SealedLayer};
+use crate::memory::backing::Replaced;
 use crate::memory::{backing, pages};
 use crate::vcpu::state::VcpuState;
 use crate::vm::board::{Clock, Irqchip};
@@ -301,11 +302,13 @@ impl Machine {
         if running {
             self.pause();
         }
-        let pages = self.go_to(target)?;
+        let (pages, replaced) = self.go_to(target)?;
         if running {
             self.run();
         }
-        Ok(Ok(RollbackInfo { pause_us: micros(paused), pages }))
+        let pause_us = micros(paused);
+        drop(replaced);
+        Ok(Ok(RollbackInfo { pause_us, pages }))
     }
 
     /// Opens and checks all that a rollback needs.
@@ -324,10 +327,11 @@ impl Machine {
     }
 
     /// Makes the paused machine the target.
-    fn go_to(&mut self, target: Target) -> Result<u64, VmError> {
+    fn go_to(&mut self, target: Target) -> Result<(u64, Replaced), VmError> {
         let Target { id, kernel, saved, chain, disks } = target;
         let written = self.memory.take_written().map_err(memory_error)?;
-        let pages = self.memory.roll_back(written, chain).map_err(SavedError::from)?;
+        let rolled_back = self.memory.roll_back(written, chain);
+        let (pages, replaced) = rolled_back.map_err(SavedError::from)?;
         let mut disks = disks.into_iter();
         for (number, mut disk) in self.devices.disks().enumerate() {
             if disk.layering() == Layering::Sealed
@@ -340,7 +344,7 @@ impl Machine {
         self.kernel = kernel;
         self.restore(&saved)?;
         self.standing = Some(id);
-        Ok(pages)
+        Ok((pages, replaced))
     }
 }
 

@@ -12,7 +12,7 @@ use coppice_image::{Image, PageSet};
 use vm_memory::bitmap::AtomicBitmap;
 
 use crate::checkpoint::{self, Selection};
-use crate::memory::backing::{Backing, BackingError, Chain};
+use crate::memory::backing::{Backing, BackingError, Chain, Replaced};
 use crate::memory::pages;
 use crate::sys::kvm::VmWithRam;
 use crate::sys::pagemap::Pagemap;
@@ -120,10 +120,10 @@ impl Memory {
         &mut self,
         written: PageSet,
         target: Chain,
-    ) -> Result<u64, BackingError> {
+    ) -> Result<(u64, Replaced), BackingError> {
         let mut changed = written;
         changed.union(&self.backing.difference(&target));
-        self.backing.roll_back(self.vm.ram(), &changed, target)?;
-        Ok(changed.len())
+        let replaced = self.backing.roll_back(self.vm.ram(), &changed, target)?;
+        Ok((changed.len(), replaced))
     }
 }
