@@ -90,20 +90,20 @@ fn step() -> impl Strategy<Value = Step> {
     let index = any::<Index>;
     let value = 1..1000u32;
     prop_oneof![
-        6 => (index(), index(), value.clone())
+        12 => (index(), index(), value.clone())
             .prop_map(|(machine, place, value)| Step::Write { machine, place, value }),
-        4 => (index(), any::<bool>(), any::<bool>()).prop_map(|(machine, background, paused)| {
+        8 => (index(), any::<bool>(), any::<bool>()).prop_map(|(machine, background, paused)| {
             Step::Checkpoint { machine, background, paused }
         }),
-        1 => (index(), index(), value)
+        2 => (index(), index(), value)
             .prop_map(|(machine, place, value)| Step::WriteMeanwhile { machine, place, value }),
-        1 => (index(), any::<bool>(), 0..200_000u64).prop_map(|(machine, background, room)| {
+        2 => (index(), any::<bool>(), 0..200_000u64).prop_map(|(machine, background, room)| {
             Step::CheckpointFails { machine, background, room }
         }),
         1 => (index(), any::<bool>()).prop_map(|(from, warm)| Step::Clone { from, warm }),
-        4 => (index(), index(), any::<bool>())
+        8 => (index(), index(), any::<bool>())
             .prop_map(|(machine, to, paused)| Step::Rollback { machine, to, paused }),
-        1 => index().prop_map(|node| Step::Delete { node }),
+        2 => index().prop_map(|node| Step::Delete { node }),
         1 => (index(), any::<bool>(), index())
             .prop_map(|(machine, writing, reopen)| Step::Crash { machine, writing, reopen }),
     ]
@@ -127,7 +127,7 @@ fn look(machine: &mut Machine) -> Content {
     std::array::from_fn(|place| {
         let count = PLACES[place].1;
         // A remainder would be a mixture of two values.
-        if sums[place] % count == 0 { sums[place] / count } else { u32::MAX }
+        if sums[place].is_multiple_of(count) { sums[place] / count } else { u32::MAX }
     })
 }
 
