@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use coppice_agent_protocol::control::{Identity, Info, SetTime, Shutdown};
+use coppice_agent_protocol::control::{Identity, Info, SetTime, Shutdown, TimeSet};
 use coppice_agent_protocol::{Code, ConnectError};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -99,12 +100,16 @@ async fn shutdown(agent: &Agent, body: Incoming) -> Result<Response<Body>, Conne
 }
 
 async fn set_time(body: Incoming) -> Result<Response<Body>, ConnectError> {
-    let SetTime { unix_ns } = read(body).await?;
-    let time = TimeSpec::from_duration(std::time::Duration::from_nanos(unix_ns));
-    clock_settime(ClockId::CLOCK_REALTIME, time)
+    let SetTime { unix_ns, uptime_us } = read(body).await?;
+    let now_us = clock::boottime_us();
+    let since_us = now_us.checked_sub(uptime_us.unwrap_or(now_us)).ok_or_else(|| {
+        ConnectError::new(Code::InvalidArgument, "uptime_us is a moment that is not yet".to_owned())
+    })?;
+    let time = Duration::from_nanos(unix_ns).saturating_add(Duration::from_micros(since_us));
+    clock_settime(ClockId::CLOCK_REALTIME, TimeSpec::from_duration(time))
         .map_err(io::Error::from)
         .map_err(internal("setting the clock"))?;
-    done(StatusCode::NO_CONTENT)
+    Ok(json(StatusCode::OK, &TimeSet { uptime_us: now_us }))
 }
 
 async fn set_identity(body: Incoming) -> Result<Response<Body>, ConnectError> {

@@ -46,6 +46,7 @@ fn bodies_out_of_form_are_refused() {
             ("/shutdown", r#"{"mode":"explode"}"#),
             ("/time", r#"{"unix_ns":-1}"#),
             ("/time", "{}"),
+            ("/time", r#"{"unix_ns":1,"uptime_us":18446744073709551615}"#),
             ("/identity", r#"{"hostname":""}"#),
             ("/identity", r#"{"unknown":1}"#),
             ("/identity", "["),

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `GET /info` | | 200 [`Info`] |
 //! | `POST /shutdown` | [`Shutdown`] | 202, then the guest ends |
-//! | `POST /time` | [`SetTime`] | 204 |
+//! | `POST /time` | [`SetTime`] | 200 [`TimeSet`] |
 //! | `POST /identity` | [`Identity`] | 204 |
 //!
 //! Errors have a 4xx or 5xx status and the body of a [`crate::ConnectError`].
@@ -84,6 +84,17 @@ const fn default_grace_ms() -> u32 {
 pub struct SetTime {
     /// Nanoseconds since the Unix epoch.
     pub unix_ns: u64,
+    /// The moment when it was that time, as [`Info::uptime_us`] counts; now, if absent. With it
+    /// the clock comes out right however long the request took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uptime_us: Option<u64>,
+}
+
+/// Answer to [`SetTime`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeSet {
+    /// When the clock was set, as [`Info::uptime_us`] counts.
+    pub uptime_us: u64,
 }
 
 /// Makes a guest distinct from others of the same image. Absent fields stay as they are.
