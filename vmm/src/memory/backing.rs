@@ -164,6 +164,9 @@ impl Chain {
 #[derive(Debug)]
 pub struct Backing {
     mapped: Arc<Chain>,
+    /// Whether every run of files in it is mapped; else short ones were copied, and what lies
+    /// under those is zeroes.
+    complete: bool,
     current: Arc<Chain>,
 }
 
@@ -171,7 +174,7 @@ impl Backing {
     /// That of a machine that starts from zeroes.
     pub fn empty(ram: &GuestRam) -> Self {
         let chain = Arc::new(Chain::empty(pages::count(ram)));
-        Self { mapped: Arc::clone(&chain), current: chain }
+        Self { mapped: Arc::clone(&chain), complete: true, current: chain }
     }
 
     /// Maps `chain` over RAM that holds nothing yet.
@@ -180,11 +183,11 @@ impl Backing {
     /// [`BackingError::Fill`]; RAM is then partly mapped.
     pub fn map(ram: &GuestRam, chain: Chain) -> Result<Self, BackingError> {
         let all = 0..pages::count(ram);
-        let longest = longest_runs(&chain.view);
+        let least = shortest_mapped(&chain.view);
         for run in chain.view.runs(all) {
             let Source::Layer { layer, page } = run.source else { continue };
             let file = chain.file(layer).map_err(BackingError::Fill)?;
-            if run.count >= longest {
+            if run.count >= least {
                 map_run(ram, file, &run, page).map_err(BackingError::Fill)?;
             } else {
                 read_run(ram, file, &run, page).map_err(BackingError::Fill)?;
@@ -194,7 +197,7 @@ impl Backing {
         // them. Pages that were copied stay in the pagemap as private, which is harmless.
         drop(pages::take_own_writes(ram));
         let chain = Arc::new(chain);
-        Ok(Self { mapped: Arc::clone(&chain), current: chain })
+        Ok(Self { mapped: Arc::clone(&chain), complete: least == 1, current: chain })
     }
 
     /// How many layers the machine stands on.
@@ -275,7 +278,8 @@ impl Backing {
     ) -> io::Result<()> {
         if run.count >= FORGET_PAGES {
             let under = self.mapped.view.runs(run.first..run.end()).next();
-            if under.is_some_and(|under| target.same(run, &self.mapped, &under)) {
+            let known = self.complete || run.source == Source::Zero;
+            if known && under.is_some_and(|under| target.same(run, &self.mapped, &under)) {
                 return forget_run(ram, run);
             }
         }
@@ -318,7 +322,7 @@ impl Maps {
 }
 
 /// The length that a run must have to be mapped, so that mappings stay bounded.
-fn longest_runs(view: &View) -> u64 {
+fn shortest_mapped(view: &View) -> u64 {
     if view.span_count() <= MAX_MAPPINGS {
         return 1;
     }
