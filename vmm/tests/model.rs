@@ -114,6 +114,9 @@ struct World {
     /// The first one is the root that every case begins with.
     nodes: Vec<(Node, Content)>,
     count: u32,
+    /// The one machine that runs: guests that wait for commands poll for them, and take all of a
+    /// processor each.
+    awake: usize,
 }
 
 fn address(place: usize) -> (u32, u32) {
@@ -144,7 +147,12 @@ impl World {
             value
         });
         let (root, _) = machine.checkpoint_to("root", memory_file(), false);
-        Self { machines: vec![(machine, content)], nodes: vec![(root, content)], count: 0 }
+        Self {
+            machines: vec![(machine, content)],
+            nodes: vec![(root, content)],
+            count: 0,
+            awake: 0,
+        }
     }
 
     /// Everything back to the root.
@@ -154,6 +162,20 @@ impl World {
             machine.roll_back(&self.nodes[0].0);
             *content = self.nodes[0].1;
         }
+    }
+
+    /// Chooses a machine and lets it run instead of the one before.
+    fn wake(&mut self, machine: &Index) -> usize {
+        self.wake_at(machine.index(self.machines.len()))
+    }
+
+    fn wake_at(&mut self, at: usize) -> usize {
+        if self.awake != at {
+            self.machines[self.awake].0.vmm.done(Op::Pause {});
+            self.machines[at].0.vmm.done(Op::Resume {});
+            self.awake = at;
+        }
+        at
     }
 
     fn name(&mut self) -> String {
@@ -166,6 +188,10 @@ impl World {
         let (node, content) = from.get(&self.nodes).clone();
         let mut machine = Machine::clone_in(vmm, &node);
         prop_assert_eq!(look(&mut machine), content, "a clone of {}", node.id);
+        if self.awake != at {
+            self.machines[self.awake].0.vmm.done(Op::Pause {});
+            self.awake = at;
+        }
         match self.machines.get_mut(at) {
             Some(place) => {
                 let (mut old, _) = std::mem::replace(place, (machine, content));
@@ -203,7 +229,7 @@ impl World {
     fn take(&mut self, step: &Step) -> Result<(), TestCaseError> {
         match step {
             Step::Write { machine, place, value } => {
-                let at = machine.index(self.machines.len());
+                let at = self.wake(machine);
                 let (machine, content) = &mut self.machines[at];
                 let place = place.index(PLACES.len());
                 let (first, count) = address(place);
@@ -211,15 +237,15 @@ impl World {
                 content[place] = *value;
             }
             Step::Checkpoint { machine, background, paused } => {
-                let at = machine.index(self.machines.len());
+                let at = self.wake(machine);
                 self.paused(at, *paused, |world| world.checkpoint(at, *background, None));
             }
             Step::WriteMeanwhile { machine, place, value } => {
-                let at = machine.index(self.machines.len());
+                let at = self.wake(machine);
                 self.checkpoint(at, true, Some((place.index(PLACES.len()), *value)));
             }
             Step::CheckpointFails { machine, background, room } => {
-                let at = machine.index(self.machines.len());
+                let at = self.wake(machine);
                 let file = memory_file();
                 let (machine, content) = &mut self.machines[at];
                 machine.vmm.limit_files(Some(*room));
@@ -243,7 +269,7 @@ impl World {
                 self.clone(self.machines.len().min(MACHINES - 1), from, vmm)?;
             }
             Step::Rollback { machine, to, paused } => {
-                let at = machine.index(self.machines.len());
+                let at = self.wake(machine);
                 let (node, content) = to.get(&self.nodes).clone();
                 self.paused(at, *paused, |world| world.machines[at].0.roll_back(&node));
                 self.machines[at].1 = content;
@@ -258,7 +284,7 @@ impl World {
                 }
             }
             Step::Crash { machine, writing, reopen } => {
-                let at = machine.index(self.machines.len());
+                let at = self.wake(machine);
                 let file = memory_file();
                 let machine = &mut self.machines[at].0;
                 if *writing {
@@ -284,7 +310,9 @@ impl World {
     }
 
     fn check(&mut self) -> Result<(), TestCaseError> {
-        for (machine, content) in &mut self.machines {
+        for at in 0..self.machines.len() {
+            self.wake_at(at);
+            let (machine, content) = &mut self.machines[at];
             prop_assert_eq!(look(machine), *content, "in the end");
         }
         Ok(())
