@@ -269,7 +269,7 @@ impl Queues {
                 self.event.add_used(ram, chain.head_index(), len)?;
                 used = true;
                 if written {
-                    *reset = Reset::Told(self.event.avail_idx(ram, Ordering::Acquire)?.0);
+                    *reset = Reset::Told(await_buffer(&mut self.event, ram)?);
                 }
             }
         }
@@ -297,6 +297,18 @@ impl Queues {
         }
         Ok(())
     }
+}
+
+/// Has the driver kick when it gives the next buffer, however many it has given already; returns
+/// the available index that this moves on from.
+fn await_buffer(queue: &mut Queue, ram: &GuestRam) -> Result<u16, Error> {
+    let next = queue.next_avail();
+    let index = queue.avail_idx(ram, Ordering::Acquire)?.0;
+    // The kick asked for is always the one for the buffer after those that were taken.
+    queue.set_next_avail(index);
+    let asked = queue.enable_notification(ram);
+    queue.set_next_avail(next);
+    asked.map(|_| index)
 }
 
 impl VirtioDevice for Vsock {

@@ -66,6 +66,11 @@ impl Ring {
         self.base + 0x2000
     }
 
+    /// The available index.
+    pub(super) fn available(&self) -> u16 {
+        self.available
+    }
+
     fn queue(&self) -> Queue {
         let low = |address: u64| u32::try_from(address).unwrap();
         let mut queue = Queue::new(QUEUE_SIZE).unwrap();

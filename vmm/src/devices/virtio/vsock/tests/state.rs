@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use vm_memory::{Bytes as _, GuestAddress};
 
 use super::super::super::testing::{check_hostile, edits};
-use super::driver::{EVENT_BUFFERS, Guest, packet, reply};
+use super::driver::{EVENT_BUFFERS, Guest, QUEUE_SIZE, packet, reply};
 use super::single::{data, line, open};
 use crate::devices::virtio::VirtioDevice as _;
 use crate::devices::virtio::vsock::packet::Op;
@@ -86,6 +86,16 @@ fn a_new_device_goes_on_with_the_guest_of_another() {
     guest.restore(&saved);
     guest.device.queue_event(TX);
     expect_new_start(&mut guest);
+}
+
+#[test]
+fn a_guest_that_gives_the_events_buffer_back_is_heard_at_once() {
+    let (mut guest, _client, _) = open();
+    guest.device.reset_streams();
+    assert!(guest.take_event().is_some());
+    let at = guest.event.used_ring() + 4 + 8 * u64::from(QUEUE_SIZE);
+    let wanted: u16 = guest.ram.read_obj(GuestAddress(at)).unwrap();
+    assert_eq!(wanted, guest.event.available(), "the next buffer brings no kick");
 }
 
 #[test]
