@@ -21,7 +21,11 @@ const CRATE_EDGES: &[(&str, &[&str])] = &[
     // The micro-guests serve its tests.
     ("coppice-vmm", &["coppice-vmm-protocol", "coppice-image", "coppice-micro"]),
     ("coppice-agent", &["coppice-agent-protocol"]),
-    ("coppice", &["coppice-vmm-protocol", "coppice-agent-protocol", "coppice-image"]),
+    // The micro-guests serve its tests.
+    (
+        "coppice",
+        &["coppice-vmm-protocol", "coppice-agent-protocol", "coppice-image", "coppice-micro"],
+    ),
     ("coppice-lab", &[]),
     ("xtask", &["coppice-lab"]),
     (

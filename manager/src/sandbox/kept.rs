@@ -217,7 +217,10 @@ impl Kept {
     }
 
     /// Tells the guest who and when it is, and gives its random generator secret bytes of its own.
-    async fn introduce(&self) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// When the agent does not answer, or the machine ends.
+    pub async fn introduce(&self) -> Result<(), Error> {
         let record = self.entry.record();
         let hostname = record.name.as_ref().map_or(record.id.as_str(), Name::as_str);
         let entropy = random_bytes::<ENTROPY>().map_err(Error::Socket)?;

@@ -38,14 +38,22 @@ impl Shell {
     ///
     /// # Errors
     /// What the VMM refused, or the store's.
-    pub async fn restore(mut self, from: &Id) -> Result<Kept, Error> {
-        let restored = self.fill(from).await;
-        let (kept, ()) = self.0.or_nothing(restored).await?;
+    pub async fn restore(self, from: &Id) -> Result<Kept, Error> {
+        let kept = self.start(from).await?;
         let introduced = kept.introduce().await;
         let (kept, ()) = kept.or_nothing(introduced).await?;
         // It only helps later clones: this one is well without.
         let _ = kept.record_working_set(from).await;
         Ok(kept)
+    }
+
+    /// As [`Shell::restore`] for a guest without an agent: nobody tells it anything.
+    ///
+    /// # Errors
+    /// As for [`Shell::restore`].
+    pub async fn start(mut self, from: &Id) -> Result<Kept, Error> {
+        let restored = self.fill(from).await;
+        self.0.or_nothing(restored).await.map(|(kept, ())| kept)
     }
 
     /// Removes the shell.

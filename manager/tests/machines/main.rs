@@ -1,0 +1,10 @@
+//! The store with real machines: micro-guests in real VMM processes, on whatever /dev/kvm opens.
+
+#![allow(clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod cycles;
+mod depth;
+mod faults;
+mod scene;
