@@ -9,5 +9,6 @@ pub mod boot;
 pub mod machine;
 pub mod micro;
 pub mod observe;
+pub mod restore;
 pub mod stats;
 pub mod sys;

@@ -86,15 +86,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let scratch = lab.scratch()?;
     let root = boot_root(&scratch)?;
     let memory = args.memory.to_string();
-    let mut boot = vec!["boot".to_owned(), "--vmm".into(), text(&release("coppice-vmm"))];
-    boot.extend(["--kernel".into(), text(&kernel), "--root".into(), text(&root)]);
-    boot.extend(["--memory".into(), memory.clone(), "--cpus".into(), args.cpus.to_string()]);
+    let mut common = vec!["--kernel".to_owned(), text(&kernel)];
+    common.extend(["--memory".into(), memory]);
+    let mut machine = vec!["--vmm".to_owned(), text(&release("coppice-vmm"))];
+    machine.extend(["--cpus".into(), args.cpus.to_string()]);
     for peer in &args.peer {
-        boot.extend(["--peer".into(), bring_peer(peer, &scratch)?]);
+        machine.extend(["--peer".into(), bring_peer(peer, &scratch)?]);
     }
-    let mut first = vec!["first-output".to_owned(), "--coppice".into(), text(&release("coppice"))];
-    first.extend(["--kernel".into(), text(&kernel), "--image".into(), text(&tiny)]);
-    first.extend(["--memory".into(), memory]);
+    let all = |what: &str, own: &[String], parts: &[&[String]]| {
+        let mut argv = vec![what.to_owned()];
+        argv.extend_from_slice(own);
+        parts.iter().for_each(|part| argv.extend_from_slice(part));
+        argv
+    };
+    let image = ["--image".to_owned(), text(&tiny)];
+    let boot = all("boot", &["--root".into(), text(&root)], &[&common, &machine]);
+    let coppice = ["--coppice".to_owned(), text(&release("coppice"))];
+    let first = all("first-output", &coppice, &[&common, &image]);
+    let restore = all("restore", &image, &[&common, &machine]);
     let mut series = Samples::new(&lab, args.n.unwrap_or(5).into());
     if lab.lane().is_nested() {
         huge_pages(&lab, "never")?;
@@ -109,6 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         series.take(&boot, "boot", |_| ())?;
     }
     series.take(&first, "first output", |_| ())?;
+    series.take(&restore, "restore", |_| ())?;
     let report = series.report()?;
     if args.json {
         println!("{report}");

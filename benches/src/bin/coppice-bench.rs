@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 use coppice_benches::boot::{FirstCommand, boot_once, first_output_once};
 use coppice_benches::machine::{Contender, Guest};
 use coppice_benches::micro;
+use coppice_benches::restore::{self, Setup};
 use coppice_benches::stats::summarise;
 use serde_json::{Map, Value, json};
 
@@ -57,6 +58,27 @@ enum What {
         #[arg(long, default_value_t = 128)]
         memory: u32,
     },
+    /// One pass of each contender: checkpoint, restore, rollback, each to a command's first output
+    Restore {
+        /// The coppice-vmm binary
+        #[arg(long)]
+        vmm: PathBuf,
+        /// A peer, as firecracker=PATH
+        #[arg(long)]
+        peer: Vec<String>,
+        /// ELF kernel
+        #[arg(long)]
+        kernel: PathBuf,
+        /// Image with the agent
+        #[arg(long)]
+        image: PathBuf,
+        /// Guest memory in MiB
+        #[arg(long, default_value_t = 128)]
+        memory: u32,
+        /// vCPUs
+        #[arg(long, default_value_t = 1)]
+        cpus: u8,
+    },
     /// Micro-guests: clones, checkpoints and rollbacks beside the bare system calls
     Micro {
         /// Samples of each figure
@@ -77,14 +99,7 @@ fn main() -> anyhow::Result<()> {
                 memory_mib: memory,
                 vcpus: cpus,
             };
-            let mut contenders = vec![Contender::Coppice(local.copy(&vmm)?)];
-            for peer in peer {
-                contenders.push(match parse_peer(&peer)? {
-                    Contender::Firecracker(path) => Contender::Firecracker(local.copy(&path)?),
-                    other @ Contender::Coppice(_) => other,
-                });
-            }
-            for contender in contenders {
+            for contender in contenders(&local, &vmm, &peer)? {
                 let sample = boot_once(&contender, &guest, local.0.path())
                     .with_context(|| format!("{} did not boot", contender.name()))?;
                 println!("{}", json!(sample));
@@ -102,6 +117,21 @@ fn main() -> anyhow::Result<()> {
             };
             let ms = first_output_once(&run)?;
             println!("{}", json!({"contender": "coppice", "first_output_ms": ms}));
+        }
+        What::Restore { vmm, peer, kernel, image, memory, cpus } => {
+            let local = Local::new()?;
+            let setup = Setup {
+                kernel: local.copy(&kernel)?,
+                image: local.copy(&image)?,
+                memory_mib: memory,
+                vcpus: cpus,
+                scratch: local.0.path().to_owned(),
+            };
+            for contender in contenders(&local, &vmm, &peer)? {
+                let sample = restore::once(&contender, &setup)
+                    .with_context(|| format!("{} failed", contender.name()))?;
+                println!("{}", json!(sample));
+            }
         }
         What::Micro { n } => {
             let summary = micro::measure(n)?.summary();
@@ -128,6 +158,18 @@ impl Local {
             .with_context(|| format!("{} cannot be copied", path.display()))?;
         Ok(copy)
     }
+}
+
+/// Coppice and the peers, each copied.
+fn contenders(local: &Local, vmm: &Path, peers: &[String]) -> anyhow::Result<Vec<Contender>> {
+    let mut contenders = vec![Contender::Coppice(local.copy(vmm)?)];
+    for peer in peers {
+        contenders.push(match parse_peer(peer)? {
+            Contender::Firecracker(path) => Contender::Firecracker(local.copy(&path)?),
+            other @ Contender::Coppice(_) => other,
+        });
+    }
+    Ok(contenders)
 }
 
 fn parse_peer(text: &str) -> anyhow::Result<Contender> {
@@ -164,7 +206,12 @@ fn report(samples: impl BufRead) -> anyhow::Result<Value> {
     Ok(Value::Object(report))
 }
 
-/// Coppice's median over each peer's, for every quantity that both have.
+/// Quantities of Coppice that a peer has no like of, and what they stand in for.
+const STAND_INS: [(&str, &str); 2] =
+    [("warm_ms", "restore_ms"), ("rollback_ms", "kill_restore_ms")];
+
+/// Coppice's median over each peer's, for every quantity that both have, and of those that stand
+/// in for one.
 fn ratios(quantities: &BTreeMap<String, BTreeMap<String, Vec<f64>>>) -> Map<String, Value> {
     let Some(own) = quantities.get("coppice") else { return Map::new() };
     let mut ratios = Map::new();
@@ -174,7 +221,18 @@ fn ratios(quantities: &BTreeMap<String, BTreeMap<String, Vec<f64>>>) -> Map<Stri
             let theirs = summarise(theirs)?.p50;
             (theirs > 0.0).then(|| (name.clone(), json!(ours / theirs)))
         });
-        ratios.insert(format!("coppice/{peer}"), Value::Object(pairs.collect()));
+        let stand_ins = STAND_INS.iter().filter_map(|(ours, theirs)| {
+            let ratio = summarise(own.get(*ours)?)?.p50 / summarise(values.get(*theirs)?)?.p50;
+            Some((format!("{ours}/{theirs}"), json!(ratio)))
+        });
+        ratios.insert(format!("coppice/{peer}"), Value::Object(pairs.chain(stand_ins).collect()));
+    }
+    let (Some(rollback), Some(again)) = (own.get("rollback_ms"), own.get("kill_restore_ms")) else {
+        return ratios;
+    };
+    if let (Some(rollback), Some(again)) = (summarise(rollback), summarise(again)) {
+        let ratio = json!({ "rollback_ms/kill_restore_ms": rollback.p50 / again.p50 });
+        ratios.insert("coppice/coppice".into(), ratio);
     }
     ratios
 }

@@ -38,9 +38,8 @@ fn disk_file() -> File {
 
 /// Has the guest write the pattern.
 fn dirty(machine: &mut Machine, value: u32) {
-    for first in runs() {
-        machine.guest.fill(first * 4096 + QUIET, value, RUN);
-    }
+    let addresses: Vec<_> = runs().map(|first| first * 4096 + QUIET).collect();
+    machine.guest.fill_each(&addresses, value, RUN);
 }
 
 fn check(machine: &mut Machine, value: u32) {

@@ -24,7 +24,7 @@ const RUN: u32 = 16;
 const STRIDE: u32 = 580;
 const FIRST: u32 = 512;
 
-/// Rounds whose figures are dropped.
+/// Rounds whose figures are dropped; none when a single sample only shows that all works.
 const WARM_UP: usize = 2;
 
 /// The first page of each run of the pattern.
@@ -55,9 +55,10 @@ pub fn measure(n: usize) -> anyhow::Result<Samples> {
     let mut floor = floor::Floor::new().context("the bare system calls cannot be measured")?;
     let mut bench = guest::Bench::new();
     let mut samples = Samples::default();
-    for round in 0..n + WARM_UP {
+    let warm_up = if n > 1 { WARM_UP } else { 0 };
+    for round in 0..n + warm_up {
         let mut dropped = Samples::default();
-        let kept = if round < WARM_UP { &mut dropped } else { &mut samples };
+        let kept = if round < warm_up { &mut dropped } else { &mut samples };
         floor.create(kept)?;
         bench.clone_cold(kept);
         floor.assign(kept)?;
