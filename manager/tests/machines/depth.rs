@@ -6,10 +6,11 @@ use coppice_manager::sandbox::{CheckpointRequest, Kept};
 use crate::scene::{Scene, block_on};
 
 const PLACE: u32 = 0x20_0000;
-const CHECKPOINTS: u32 = 300;
+/// Enough for layers to be merged twice, the second time with what the first one made.
+const CHECKPOINTS: u32 = 130;
 
 #[test]
-fn three_hundred_checkpoints_in_a_row_all_restore() {
+fn checkpoints_in_a_row_all_restore_whatever_was_merged() {
     if !coppice_micro::kvm() {
         return;
     }
@@ -28,7 +29,7 @@ fn three_hundred_checkpoints_in_a_row_all_restore() {
         }
         let deepest = made.iter().map(|(meta, ..)| meta.memory_chain().len()).max().unwrap();
         assert!(deepest <= 70, "{deepest} layers of memory");
-        for (meta, step, sum) in made.iter().filter(|(_, step, _)| step % 7 == 0) {
+        for (meta, step, sum) in made.iter().filter(|(_, step, _)| step % 10 == 0) {
             let (_vmm, mut look) = scene.look_into(meta).await;
             assert_eq!(look.read(PLACE), *step);
             assert_eq!(look.sum(PLACE + 0x10_0000, 40), *sum, "checkpoint {step}");
