@@ -320,6 +320,14 @@ impl Interpreter {
         self.done();
     }
 
+    /// [`Interpreter::fill`] at several addresses, one after the other.
+    pub fn fill_each(&mut self, addresses: &[u32], value: u32, count: u32) {
+        for address in addresses {
+            self.tell(b'f', &[*address, value, count]);
+        }
+        addresses.iter().for_each(|_| self.done());
+    }
+
     /// Reads 32 bits.
     pub fn read(&mut self, address: u32) -> u32 {
         self.tell(b'r', &[address]);
