@@ -174,6 +174,35 @@ fn a_paused_sandbox_stands_still() {
     });
 }
 
+#[test]
+fn a_record_of_used_memory_is_left_by_the_first_clone_and_harmless_when_it_lies() {
+    on_lane!({
+        let session = Session::with_web();
+        session.sh("web", "echo base > /file");
+        session.ok(&["checkpoint", "web", "--name", "base"]);
+        let records = || -> Vec<_> {
+            let all = session.files().into_iter();
+            all.filter(|name| name.ends_with(".ws") && !name.starts_with('.')).collect()
+        };
+        assert_eq!(records(), Vec::<String>::new());
+        session.ok(&["clone", "base", "--name", "first"]);
+        let [record] = &records()[..] else { panic!("no record: {:?}", session.files()) };
+        let path = session.dir.path().join("checkpoints").join(record);
+        let good = fs::read(&path).unwrap();
+        // Pages that nobody has, and no record at all.
+        let mut lie = good.get(..8).unwrap().to_vec();
+        lie.extend([0xFF; 64]);
+        for (number, content) in [good, lie, b"nonsense".to_vec(), Vec::new()].iter().enumerate() {
+            fs::write(&path, content).unwrap();
+            let name = format!("later-{number}");
+            session.ok(&["clone", "base", "--name", &name]);
+            assert_eq!(session.sh(&name, "cat /file"), "base\n");
+        }
+        session.ok(&["fsck", "--deep"]);
+        session.end();
+    });
+}
+
 /// Runs `coppice` and kills it after a while; whether it was still at work then.
 fn killed(session: &Session, args: &[&str], after: Duration) -> bool {
     let mut command = session.command(args);
