@@ -16,5 +16,6 @@ mod disk;
 mod ends;
 mod hardware;
 mod sessions;
+mod storm;
 mod streams;
 mod terminal;
