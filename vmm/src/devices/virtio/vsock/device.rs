@@ -34,8 +34,9 @@ const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
 const TRANSPORT_RESET: u32 = 0;
 /// Length of an event in bytes.
 const EVENT_SIZE: u32 = 4;
-/// How long streams wait for a driver to handle that event.
-const RESET_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long streams wait for a driver to handle that event. One that handles it later breaks the
+/// streams made meanwhile; on a host with far more guests than processors that takes seconds.
+const RESET_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Packets handled per call, so that no guest keeps the I/O thread from its other devices.
 const BUDGET: u32 = 512;
@@ -106,7 +107,7 @@ impl Vsock {
 
     /// Closes all streams and tells the driver so, for use after guest memory was restored to an
     /// earlier point: sockets that listen survive on both sides. Until the driver has handled the
-    /// event, for at most a second, nothing else goes to the guest.
+    /// event, for at most twenty seconds, nothing else goes to the guest.
     pub fn reset_streams(&mut self) {
         self.muxer.close_streams();
         self.reset = Reset::Due;
