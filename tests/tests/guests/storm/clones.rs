@@ -7,7 +7,7 @@ use crate::common::on_lane;
 use crate::sessions::Session;
 
 /// Clones alive together here; the bench holds a hundred.
-const CLONES: u64 = 16;
+const CLONES: u64 = 10;
 
 #[test]
 fn clones_and_their_parent_write_on_apart_from_each_other() {
