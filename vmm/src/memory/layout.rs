@@ -47,6 +47,11 @@ pub const KVM_TSS: usize = 0xFFFB_D000;
 /// One page for the identity map that KVM needs on Intel hosts.
 pub const KVM_IDENTITY_MAP: u64 = 0xFFFB_C000;
 
+/// Where the window of virtio device `number` starts.
+pub fn virtio_window(number: u32) -> u64 {
+    VIRTIO_MMIO_BASE + u64::from(number) * VIRTIO_MMIO_SIZE
+}
+
 /// First port of the 16550 UART (COM1).
 pub const SERIAL_PORT: u16 = 0x3F8;
 /// Interrupt line of the UART.

@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coppice_image::SealedMap;
 use coppice_vmm_protocol::ErrorKind;
-use kvm_ioctls::{IoEventAddress, VmFd};
 use thiserror::Error;
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::spec::{self, Disk, Spec};
+use super::wires::Wires;
 use crate::devices::legacy::{AcpiRegisters, I8042, PvPanic, Serial, VmGenId, VmGenIdError};
 use crate::devices::virtio::balloon::Balloon;
 use crate::devices::virtio::blk::{Backend, Blk, DiskError, Overlay, Raw};
 use crate::devices::virtio::io_thread::{IoThread, IoThreadError, Source};
-use crate::devices::virtio::mmio::{MmioTransport, QUEUE_NOTIFY};
+use crate::devices::virtio::mmio::MmioTransport;
 use crate::devices::virtio::rng::Rng;
 use crate::devices::virtio::vsock::{Vsock, VsockConfig, VsockError};
 use crate::devices::virtio::{Interrupt, VirtioDevice};
@@ -118,6 +118,8 @@ pub(super) struct Devices {
     /// The disks in the order of the spec.
     disks: Vec<Arc<Mutex<Blk>>>,
     balloon: Option<Arc<Mutex<Balloon>>>,
+    /// Events that no device took; closing them would take time now.
+    _spare: Wires,
 }
 
 /// A virtio device as the machine handles it.
@@ -139,7 +141,7 @@ impl Devices {
     /// # Errors
     /// [`DeviceError`]; nothing is left running.
     pub(super) fn build(
-        vm: &VmFd,
+        mut wires: Wires,
         ram: &Arc<GuestRam>,
         spec: Spec,
         maps: Vec<Vec<SealedMap>>,
@@ -147,7 +149,8 @@ impl Devices {
         spare: SpareThreads,
     ) -> Result<Self, DeviceError> {
         let mut maps = maps.into_iter();
-        let mut builder = Builder { vm, ram, buses: Buses::default(), windows: Vec::new() };
+        let mut builder =
+            Builder { wires: &mut wires, ram, buses: Buses::default(), windows: Vec::new() };
         let (serial, generation) =
             builder.add_legacy(spec.console_input, spec.console_output, signals)?;
         let (mut disks, mut disk_sources) = (Vec::new(), Vec::new());
@@ -186,7 +189,7 @@ impl Devices {
         }
         let Builder { buses, windows, .. } = builder;
         let buses = Arc::new(buses);
-        Ok(Self { threads, buses, serial, generation, windows, disks, balloon })
+        Ok(Self { threads, buses, serial, generation, windows, disks, balloon, _spare: wires })
     }
 
     /// What the vCPUs can reach.
@@ -251,7 +254,7 @@ fn open_disk(disk: Disk, maps: Vec<SealedMap>) -> Result<Blk, DiskError> {
 }
 
 struct Builder<'a> {
-    vm: &'a VmFd,
+    wires: &'a mut Wires,
     ram: &'a Arc<GuestRam>,
     buses: Buses,
     windows: Vec<Window>,
@@ -265,7 +268,7 @@ impl Builder<'_> {
         output: Option<std::fs::File>,
         signals: &GuestSignals,
     ) -> Result<(Arc<Mutex<Serial>>, VmGenId), DeviceError> {
-        let line = self.interrupt_line("serial", layout::SERIAL_GSI)?;
+        let line = self.wires.line("serial", layout::SERIAL_GSI)?;
         let serial = Serial::new(line, input.map(Into::into), output.map(Into::into))
             .map_err(DeviceError::Serial)?;
         let serial = Arc::new(Mutex::new(serial));
@@ -282,7 +285,7 @@ impl Builder<'_> {
         for (start, count, device) in ports {
             self.buses.port.insert(start.into(), count.into(), device)?;
         }
-        let line = self.interrupt_line("vmgenid", layout::GED_GSI)?;
+        let line = self.wires.line("vmgenid", layout::GED_GSI)?;
         let generation = VmGenId::new(self.ram, line)?;
         Ok((serial, generation))
     }
@@ -297,38 +300,18 @@ impl Builder<'_> {
             .filter(|_| self.windows.len() < layout::VIRTIO_MAX)
             .ok_or(DeviceError::TooMany)?;
         let name = lock(&device).name();
-        let line = self.interrupt_line(name, layout::VIRTIO_GSI_BASE + window)?;
-        let base = layout::VIRTIO_MMIO_BASE + u64::from(window) * layout::VIRTIO_MMIO_SIZE;
+        let line = self.wires.line(name, layout::VIRTIO_GSI_BASE + window)?;
+        let base = layout::virtio_window(window);
         let device: Arc<Mutex<dyn VirtioDevice>> = device;
         let transport =
             MmioTransport::new(Arc::clone(&device), Arc::clone(self.ram), Interrupt::new(line));
         let mut kicks = Vec::new();
         for (index, _) in (0u32..).zip(0..transport.queue_count()) {
-            kicks.push(Arc::new(self.kick(name, base + QUEUE_NOTIFY, index)?));
+            kicks.push(self.wires.kick(name, window, index)?);
         }
         let transport = Arc::new(Mutex::new(transport));
         self.buses.memory.insert(base, layout::VIRTIO_MMIO_SIZE, transport.clone())?;
         self.windows.push(Window { transport, kicks: kicks.clone() });
         Ok(Source { device, queue_events: kicks })
-    }
-
-    /// Makes an event that raises an interrupt line.
-    fn interrupt_line(&self, device: &'static str, gsi: u32) -> Result<Arc<EventFd>, DeviceError> {
-        let failed = |source| DeviceError::Event { what: "interrupt", device, source };
-        let line = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(failed)?;
-        self.vm
-            .register_irqfd(&line, gsi)
-            .map_err(|e| failed(io::Error::from_raw_os_error(e.errno())))?;
-        Ok(Arc::new(line))
-    }
-
-    /// Makes an event that KVM signals when the guest writes `index` to `address`.
-    fn kick(&self, device: &'static str, address: u64, index: u32) -> Result<EventFd, DeviceError> {
-        let failed = |source| DeviceError::Event { what: "kick", device, source };
-        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(failed)?;
-        self.vm
-            .register_ioevent(&event, &IoEventAddress::Mmio(address), index)
-            .map_err(|e| failed(io::Error::from_raw_os_error(e.errno())))?;
-        Ok(event)
     }
 }

@@ -113,7 +113,8 @@ impl Machine {
     ) -> Result<Self, VmError> {
         let Shell { vm, vcpus: fds, identity, msrs, pagemap, memory_mib, .. } = shell;
         let (vcpu_threads, device_threads) = (shell.vcpu_threads, shell.device_threads);
-        let devices = Devices::build(vm.vm(), vm.ram(), spec, maps, signals, device_threads)?;
+        let wires = shell.wires;
+        let devices = Devices::build(wires, vm.ram(), spec, maps, signals, device_threads)?;
         let vcpus = (0..)
             .zip(fds.into_iter().zip(vcpu_threads))
             .map(|(index, (fd, thread))| {

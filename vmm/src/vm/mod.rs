@@ -16,6 +16,7 @@ mod probe;
 mod shell;
 mod spec;
 mod text;
+mod wires;
 
 pub use devices::DeviceError;
 pub use error::VmError;

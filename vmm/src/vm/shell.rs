@@ -16,6 +16,7 @@ use super::devices::SpareThreads;
 use super::error::VmError;
 use super::host;
 use super::machine::saved::SavedError;
+use super::wires::Wires;
 use crate::boot::cpu::CpuTemplate;
 use crate::memory::{self, GuestRam, layout};
 use crate::sys::kvm::VmWithRam;
@@ -45,6 +46,7 @@ pub(super) struct Shell {
     /// One for each vCPU.
     pub(super) vcpu_threads: Vec<SpareThread>,
     pub(super) device_threads: SpareThreads,
+    pub(super) wires: Wires,
 }
 
 impl Shell {
@@ -77,8 +79,10 @@ impl Shell {
         let fds = (0..vcpus)
             .map(|index| create_vcpu(&template, vm.vm(), index))
             .collect::<Result<_, _>>()?;
+        let vm = Arc::new(vm);
         let shell = Self {
-            vm: Arc::new(vm),
+            wires: Wires::new(Arc::clone(&vm)),
+            vm,
             vcpus: fds,
             identity: template.identity(),
             msrs: MsrList::new(&kvm)?,
@@ -91,12 +95,13 @@ impl Shell {
     }
 
     /// Does ahead of time what only the first machine of a process has to wait for: its code comes
-    /// into memory, and KVM says which registers it has.
+    /// into memory, KVM says which registers it has, and events are bound to the machine.
     ///
     /// # Errors
     /// [`VmError`]: KVM does not give or take a vCPU's state.
     pub(super) fn rehearse(&mut self) -> Result<(), VmError> {
         process::load_code();
+        self.wires.make_ready()?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let failed = |source| SavedError::Vcpu { index, source };
             let state = VcpuState::save(vcpu, &mut self.msrs).map_err(failed)?;
