@@ -446,3 +446,23 @@ fn sigterm_ends_the_agent_and_its_processes() {
         assert_eq!(agent.child.wait().unwrap().code(), Some(0));
     });
 }
+
+#[test]
+fn commands_do_not_inherit_signals_that_the_agent_ignores() {
+    run(async {
+        let agent = Agent::launch(|dir| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", common::binary()]);
+            for name in ["envd", "control", "ready"] {
+                let option = if name == "envd" { "listen" } else { name };
+                command.arg(format!("--{option}"));
+                command.arg(format!("unix:{}", dir.join(name).display()));
+            }
+            command
+        })
+        .await;
+        let mut events = agent.shell("kill -HUP $$; echo still here").await;
+        events.pid().await;
+        assert_eq!(events.rest().await.stdout, b"");
+    });
+}

@@ -7,6 +7,9 @@ use std::process::Command;
 
 use nix::unistd::{Gid, Uid};
 
+/// The last of the signals with names.
+const LAST_SIGNAL: libc::c_int = 31;
+
 /// Who the child becomes and where it starts.
 #[derive(Debug)]
 pub(crate) struct ChildSetup {
@@ -34,7 +37,18 @@ pub(crate) fn prepare(command: &mut Command, setup: ChildSetup) {
     }
 }
 
+/// Signals that whoever started this process ignored, such as SIGHUP under nohup, would stay
+/// ignored in the child.
+fn default_signals() {
+    for signal in 1..=LAST_SIGNAL {
+        // SAFETY: sets a disposition; no memory is involved. It fails for SIGKILL and SIGSTOP,
+        // which always have their default.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+}
+
 fn enter(setup: &ChildSetup) -> io::Result<()> {
+    default_signals();
     // A session of its own: signals for the process' group reach what it starts, and nothing else.
     nix::unistd::setsid()?;
     if setup.terminal {
