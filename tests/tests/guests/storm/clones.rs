@@ -7,7 +7,17 @@ use crate::common::on_lane;
 use crate::sessions::Session;
 
 /// Clones alive together here; the bench holds a hundred.
-const CLONES: u64 = 10;
+const CLONES: u64 = 6;
+
+/// Who a machine is, and whether its file system is clean: the kernel has found nothing wrong, and
+/// can bring the disk to rest and read all of it anew.
+const LAST_LOOK: &str = "\
+    cat /shared; hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id
+    test $(cat /sys/fs/ext4/vda/errors_count) = 0
+    killall guest-load; while killall -0 guest-load 2> /dev/null; do sleep 0.05; done
+    mount -o remount,ro /; echo 3 > /proc/sys/vm/drop_caches
+    find / -xdev -type f -exec cat {} + > /dev/null
+    ! dmesg | grep -iE 'ext4.*(error|corrupt)|I/O error'";
 
 #[test]
 fn clones_and_their_parent_write_on_apart_from_each_other() {
@@ -15,7 +25,7 @@ fn clones_and_their_parent_write_on_apart_from_each_other() {
         let options = ["--kernel", "micro", "--image", "tiny", "--memory", "128", "--cpus", "2"];
         let session = Session::with(&options);
         // Rests between steps: all of them share the lab's processors.
-        load::start(&session, "web", "pace=200 memory memory disk disk");
+        load::start(&session, "web", "pace=500 memory memory disk disk");
         session.sh("web", "echo of all > /shared; sync");
         let before = load::mark(&session, "web", 1000, "true");
         session.ok(&["checkpoint", "web", "--name", "base"]);
@@ -33,15 +43,12 @@ fn clones_and_their_parent_write_on_apart_from_each_other() {
         // By now all have written, and still do.
         let mut identities = Vec::new();
         for ((mark, name), earlier) in (0..).zip(&all).zip(&marked) {
-            let report = load::report(&session, name);
+            let (report, answer) = load::report_and(&session, name, LAST_LOOK);
             report.goes_on_from(earlier, name);
             assert_eq!((report.get("mark"), report.get("mark_on_disk")), (mark, mark), "{name}");
-            let ask = "cat /shared; hostname; cat /etc/machine-id /proc/sys/kernel/random/boot_id";
-            let answer = session.sh(name, ask);
             let lines: Vec<String> = answer.lines().map(str::to_owned).collect();
             assert_eq!(lines[..2], [name.clone(), name.clone()]);
             identities.push(lines);
-            file_system_is_clean(&session, name);
         }
         for line in 0..4 {
             let different: BTreeSet<&String> =
@@ -50,16 +57,4 @@ fn clones_and_their_parent_write_on_apart_from_each_other() {
         }
         session.end();
     });
-}
-
-/// The kernel has found nothing wrong, and can bring the disk to rest and read all of it anew.
-fn file_system_is_clean(session: &Session, sandbox: &str) {
-    session.sh(
-        sandbox,
-        "set -e; test $(cat /sys/fs/ext4/vda/errors_count) = 0
-         killall guest-load; while killall -0 guest-load 2> /dev/null; do sleep 0.05; done
-         mount -o remount,ro /; echo 3 > /proc/sys/vm/drop_caches
-         find / -xdev -type f -exec cat {} + > /dev/null
-         ! dmesg | grep -iE 'ext4.*(error|corrupt)|I/O error'",
-    );
 }

@@ -77,6 +77,14 @@ pub(super) fn report(session: &Session, sandbox: &str) -> Report {
     Report::parse(&session.sh(sandbox, &format!("{PROGRAM} ask {DIR} report")))
 }
 
+/// The same, and then what a script prints.
+pub(super) fn report_and(session: &Session, sandbox: &str, script: &str) -> (Report, String) {
+    let script = format!("set -e; {PROGRAM} ask {DIR} report; echo --; {script}");
+    let text = session.sh(sandbox, &script);
+    let (report, printed) = text.split_once("--\n").unwrap();
+    (Report::parse(report), printed.to_owned())
+}
+
 /// Marks the load's time line, in memory and on disk; what it tells then. A shell command comes
 /// before that.
 pub(super) fn mark(session: &Session, sandbox: &str, mark: u64, script: &str) -> Report {
