@@ -22,6 +22,8 @@ const VSOCK: &str = "coppice.vsock";
 pub(super) struct Node {
     memory: File,
     disk: File,
+    /// What a machine of it used at first.
+    working_set: Option<File>,
     /// How long the machine stood still for it, and how long it took, in microseconds.
     pub(super) info: CheckpointInfo,
 }
@@ -68,8 +70,13 @@ impl Vmm {
 
     /// Makes a machine from a checkpoint, and lets it run.
     pub(super) fn restore(&mut self, setup: &Setup, node: &Node) -> anyhow::Result<()> {
-        let start = Start::Checkpoint(chain(4, true));
-        self.create(setup, start, vec![5], &[node.memory.as_fd(), node.disk.as_fd()])
+        let mut fds = vec![node.memory.as_fd(), node.disk.as_fd()];
+        let mut chain = chain(4, true);
+        if let Some(working_set) = &node.working_set {
+            chain.working_set = Some(6);
+            fds.push(working_set.as_fd());
+        }
+        self.create(setup, Start::Checkpoint(chain), vec![5], &fds)
     }
 
     fn create(
@@ -130,7 +137,20 @@ impl Vmm {
         self.send(Op::Commit { id: NODE.into() }, &[])?;
         self.done()?;
         let disk = self.overlay.replace(overlay).context("the machine has no disk")?;
-        Ok(Node { memory, disk, info })
+        Ok(Node { memory, disk, working_set: None, info })
+    }
+
+    /// Has later machines of the checkpoint know what this one used.
+    pub(super) fn record_working_set(
+        &mut self,
+        setup: &Setup,
+        node: &mut Node,
+    ) -> anyhow::Result<()> {
+        let file = scratch_file(setup)?;
+        self.send(Op::RecordWorkingSet { file: 0 }, &[file.as_fd()])?;
+        self.done()?;
+        node.working_set = Some(file);
+        Ok(())
     }
 
     /// Brings the machine back to a checkpoint in place.

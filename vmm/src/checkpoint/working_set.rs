@@ -14,6 +14,7 @@ use std::thread::{Builder, JoinHandle};
 
 use vm_memory::bitmap::AtomicBitmap;
 
+use crate::memory::GuestRam;
 use crate::memory::backing::Backing;
 use crate::memory::pages;
 use crate::sys::kvm::VmWithRam;
@@ -72,6 +73,17 @@ fn read(file: &File, limit: u64) -> io::Result<Vec<Range<u64>>> {
     Ok(runs.iter().filter_map(run).collect())
 }
 
+/// How far pages are brought in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// Into the page cache, for a machine that is about to run: filling page tables beside it
+    /// would take processor time from it, and a page that the guest then writes costs more when
+    /// it is there to read already.
+    PageCache,
+    /// Into the page tables, for when there is time: a machine that waits for KVM.
+    PageTables,
+}
+
 /// A thread that brings pages in; dropping it waits for its end.
 #[derive(Debug)]
 pub struct Prefetch(Option<JoinHandle<()>>);
@@ -81,10 +93,10 @@ impl Prefetch {
     ///
     /// # Errors
     /// When the host has no room for a thread.
-    pub fn start(vm: Arc<VmWithRam<AtomicBitmap>>, file: File) -> io::Result<Self> {
+    pub fn start(ram: Arc<GuestRam>, file: File, depth: Depth) -> io::Result<Self> {
         let thread =
             Builder::new().name("prefetch".into()).stack_size(STACK_SIZE).spawn(move || {
-                if let Err(error) = prefetch(&vm, &file) {
+                if let Err(error) = prefetch(&ram, &file, depth) {
                     tracing::debug!(%error, "the working set was not brought in");
                 }
             })?;
@@ -101,10 +113,13 @@ impl Drop for Prefetch {
     }
 }
 
-fn prefetch(vm: &VmWithRam<AtomicBitmap>, file: &File) -> io::Result<()> {
-    for run in read(file, pages::count(vm.ram()))? {
-        for piece in pages::pieces(vm.ram(), run) {
-            mem::populate(piece.region, piece.offset, piece.len)?;
+fn prefetch(ram: &GuestRam, file: &File, depth: Depth) -> io::Result<()> {
+    for run in read(file, pages::count(ram))? {
+        for piece in pages::pieces(ram, run) {
+            match depth {
+                Depth::PageCache => mem::read_ahead(piece.region, piece.offset, piece.len)?,
+                Depth::PageTables => mem::populate(piece.region, piece.offset, piece.len)?,
+            }
         }
     }
     Ok(())

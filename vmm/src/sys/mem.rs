@@ -175,6 +175,16 @@ pub fn forget_writes<B: Bitmap>(
     check(unsafe { libc::madvise(address, len, libc::MADV_DONTNEED) }).map(drop)
 }
 
+/// Has the kernel begin to read the files behind a part of a region.
+///
+/// # Errors
+/// Those of `madvise`.
+pub fn read_ahead<B: Bitmap>(region: &MmapRegion<B>, offset: usize, len: usize) -> io::Result<()> {
+    let address = part(region, offset, len)?;
+    // SAFETY: advice on a live mapping, whose content it does not change.
+    check(unsafe { libc::madvise(address, len, libc::MADV_WILLNEED) }).map(drop)
+}
+
 /// Fills the page tables of a part of a region for reading, from the page cache or the disk.
 ///
 /// # Errors

@@ -23,7 +23,7 @@ use super::error::VmError;
 use super::shell::Shell;
 use super::spec::{Boot, Chain, Origin, Spec};
 use crate::boot::{self, BootConfig, BootEntry, KernelState, cpu};
-use crate::checkpoint::Prefetch;
+use crate::checkpoint::{Depth, Prefetch};
 use crate::devices::GuestSignals;
 use crate::memory::backing::Backing;
 use crate::memory::{self as ram_memory, GuestRam};
@@ -79,20 +79,23 @@ impl Machine {
             Origin::Checkpoint(Chain { id, layers, working_set, new_identity }) => {
                 let checkpoint = Saved::open(layers)?;
                 let chain = checkpoint.chain(ram_memory::pages_of(spec.memory_mib))?;
+                let depth = if shell.is_some() { Depth::PageCache } else { Depth::PageTables };
                 let map = |ram: &Arc<GuestRam>| {
-                    Backing::map(ram, chain).map_err(|error| SavedError::from(error).into())
+                    let backing = Backing::map(ram, chain).map_err(SavedError::from)?;
+                    // From here on beside all the rest, KVM's wait included.
+                    let prefetch = working_set
+                        .map(|file| Prefetch::start(Arc::clone(ram), file, depth))
+                        .transpose()
+                        .map_err(VmError::Prefetch)?;
+                    Ok((backing, prefetch))
                 };
-                let (shell, backing) = fill(shell, &spec, map)?;
+                let (shell, (backing, prefetch)) = fill(shell, &spec, map)?;
                 let shape = shape_of(&spec);
                 let kernel = checkpoint.check(&shape, &shell.identity)?;
                 let maps = checkpoint.disk_maps(shape.overlays)?;
                 let mut machine = Self::assemble(shell, spec, maps, backing, signals)?;
                 machine.kernel = kernel;
-                // While the rest is restored.
-                machine.prefetch = working_set
-                    .map(|file| Prefetch::start(Arc::clone(&machine.vm), file))
-                    .transpose()
-                    .map_err(VmError::Prefetch)?;
+                machine.prefetch = prefetch;
                 machine.restore(&checkpoint)?;
                 if new_identity && let Some(kernel) = &kernel {
                     fork::forget_boot_id(machine.vm.ram(), kernel)?;
