@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
+use coppice_image::SealedMap;
 use coppice_vmm::devices::legacy::Serial;
-use coppice_vmm::devices::virtio::blk::{Backend as _, Overlay, SealedMap};
+use coppice_vmm::devices::virtio::blk::{Backend as _, Overlay};
 use coppice_vmm::devices::virtio::vsock::{Vsock, VsockConfig};
 use coppice_vmm::devices::{BusDevice as _, Saved};
 use coppice_vmm::sys::mem::memory_file;
