@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -27,12 +28,20 @@ pub(super) struct Files {
     config: PathBuf,
     state: PathBuf,
     memory: PathBuf,
+    /// Tells of new files beside these. It is kept: to close it takes the kernel many milliseconds.
+    watch: OwnedFd,
 }
 
 impl Files {
-    pub(super) fn new(setup: &Setup) -> Self {
+    /// Names them, in the scratch directory.
+    ///
+    /// # Errors
+    /// When that cannot be watched.
+    pub(super) fn new(setup: &Setup) -> anyhow::Result<Self> {
         let name = |name: &str| setup.scratch.join(name);
-        Self {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC)?;
+        inotify::add_watch(&watch, &setup.scratch, inotify::WatchFlags::CREATE)?;
+        Ok(Self {
             vsock: name("firecracker.vsock"),
             api: name("firecracker.api"),
             disk: name("firecracker.disk"),
@@ -41,7 +50,8 @@ impl Files {
             config: name("firecracker.json"),
             state: name("firecracker.state"),
             memory: name("firecracker.memory"),
-        }
+            watch,
+        })
     }
 
     /// Puts a copy of the disk as it was at the snapshot aside, for the next restore.
@@ -102,9 +112,6 @@ impl Vmm {
     /// Executes the VMM and waits until its API socket is there.
     fn start(program: &Path, files: &Files, args: &[&str]) -> anyhow::Result<Self> {
         let _ = fs::remove_file(&files.api);
-        let directory = files.api.parent().context("the socket has no directory")?;
-        let watch = inotify::init(inotify::CreateFlags::CLOEXEC)?;
-        inotify::add_watch(&watch, directory, inotify::WatchFlags::CREATE)?;
         let child = Command::new(program)
             .args(["--level", "Error", "--api-sock"])
             .arg(&files.api)
@@ -115,7 +122,7 @@ impl Vmm {
             .with_context(|| format!("{} does not start", program.display()))?;
         let vmm = Self { child };
         let mut buffer = [MaybeUninit::uninit(); 1024];
-        let mut created = inotify::Reader::new(&watch, &mut buffer);
+        let mut created = inotify::Reader::new(&files.watch, &mut buffer);
         while !files.api.exists() {
             created.next().context("the API socket cannot be waited for")?;
         }

@@ -156,7 +156,7 @@ fn coppice_once(program: &Path, setup: &Setup) -> anyhow::Result<Sample> {
 
 fn firecracker_once(program: &Path, setup: &Setup) -> anyhow::Result<Sample> {
     let client = Client::new()?;
-    let files = firecracker::Files::new(setup);
+    let files = firecracker::Files::new(setup)?;
     let vsock = &files.vsock;
     let ready = Ready::listen(vsock)?;
     let machine = firecracker::Vmm::boot(setup, program, &files, &cmdline())?;
