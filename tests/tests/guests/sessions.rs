@@ -253,11 +253,14 @@ fn clones_that_come_and_go_leave_nothing() {
     on_lane!({
         let session = Session::with_web();
         session.ok(&["checkpoint", "web", "--name", "base"]);
-        let (files, vmms) = (session.files(), vmm_processes().len());
-        for _ in 0..20 {
+        let pass = || {
             session.ok(&["clone", "base", "--name", "passing"]);
             session.ok(&["kill", "passing"]);
-        }
+        };
+        // The first one leaves the checkpoint a record of the memory it used.
+        pass();
+        let (files, vmms) = (session.files(), vmm_processes().len());
+        (0..20).for_each(|_| pass());
         assert_eq!(session.files(), files);
         assert_eq!(vmm_processes().len(), vmms);
         session.end();
