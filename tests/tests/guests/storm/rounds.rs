@@ -74,15 +74,15 @@ fn clock_is_right(session: &Session, what: &str) {
 
 #[test]
 fn a_loaded_guest_with_one_vcpu_goes_back_whole() {
-    on_lane!({ rounds(1, 16) });
+    on_lane!({ rounds(1, 32) });
 }
 
 #[test]
 fn a_loaded_guest_with_two_vcpus_goes_back_whole() {
-    on_lane!({ rounds(2, 17) });
+    on_lane!({ rounds(2, 10) });
 }
 
 #[test]
 fn a_loaded_guest_with_four_vcpus_goes_back_whole() {
-    on_lane!({ rounds(4, 17) });
+    on_lane!({ rounds(4, 8) });
 }
