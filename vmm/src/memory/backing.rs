@@ -17,7 +17,7 @@ use coppice_image::{Image, PageIndex, PageSet, ReadError, Run, Source, View, Vie
 use thiserror::Error;
 
 use super::GuestRam;
-use super::pages::{self, PAGE, Piece};
+use super::pages::{self, Piece};
 use crate::sys::block_io;
 use crate::sys::mem::{self, FileMap};
 
@@ -205,13 +205,6 @@ impl Backing {
         self.current.depth()
     }
 
-    /// Whether parts of RAM are mapped from files, which cannot be write-protected by
-    /// userfaultfd.
-    pub fn is_zeroes(&self, page: u64) -> bool {
-        let run = self.mapped.view.runs(page..page + 1).next();
-        run.is_none_or(|run| run.source == Source::Zero)
-    }
-
     /// The parts of `pages` that lie over zeroes (`true`) and over files (`false`).
     pub fn by_kind(&self, pages: Range<u64>) -> impl Iterator<Item = (Range<u64>, bool)> {
         self.mapped.view.runs(pages).map(|run| (run.first..run.end(), run.source == Source::Zero))
@@ -385,5 +378,3 @@ fn read_run(ram: &GuestRam, file: &File, run: &Run, page: u64) -> io::Result<()>
     }
     Ok(())
 }
-
-const _: () = assert!(PAGE == 4096);

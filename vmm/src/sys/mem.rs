@@ -1,9 +1,7 @@
-//! Memory: sealed memory files and the mappings of guest RAM.
+//! Memory: the mappings of guest RAM and of what it is filled from, and buffers outside the heap.
 
-use std::ffi::CStr;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use vm_memory::VolatileSlice;
@@ -14,41 +12,6 @@ use super::check;
 
 /// Size and alignment of a transparent huge page on x86-64.
 pub const HUGE_PAGE: usize = 2 << 20;
-
-/// The seals that make a memory file an immutable image: no write, no change of size.
-const IMMUTABLE: libc::c_int = libc::F_SEAL_WRITE | libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
-
-/// Makes an empty memory file that can be sealed.
-///
-/// # Errors
-/// Those of `memfd_create`.
-pub fn memory_file(name: &CStr) -> io::Result<File> {
-    // SAFETY: `name` is a terminated string that outlives the call.
-    let fd = check(unsafe {
-        libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
-    })?;
-    // SAFETY: the call succeeded, so the descriptor is open and owned by nobody else.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
-}
-
-/// Makes a memory file immutable for everybody and for good.
-///
-/// # Errors
-/// `EBUSY` while it is mapped writable and shared, `EINVAL` for a file that cannot be sealed.
-pub fn seal(file: &File) -> io::Result<()> {
-    // SAFETY: sets flags of an open descriptor; no memory is involved.
-    check(unsafe {
-        libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, IMMUTABLE | libc::F_SEAL_SEAL)
-    })
-    .map(drop)
-}
-
-/// Whether nobody can ever change this file's contents or size.
-pub fn is_immutable(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: a query on an open descriptor; no memory is involved.
-    let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-    seals >= 0 && seals & IMMUTABLE == IMMUTABLE
-}
 
 /// Runs `map`, which makes one mapping of `size` bytes at an address of the kernel's choice, so
 /// that the mapping is likely to start on a huge page boundary.
@@ -316,20 +279,7 @@ impl Drop for Buffer {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::os::fd::AsFd;
-
     use super::*;
-
-    #[test]
-    fn a_sealed_file_cannot_be_written() {
-        let mut file = memory_file(c"test").unwrap();
-        file.write_all(b"image").unwrap();
-        assert!(!is_immutable(file.as_fd()));
-        seal(&file).unwrap();
-        assert!(is_immutable(file.as_fd()));
-        file.write_all(b"more").unwrap_err();
-    }
 
     #[test]
     fn the_gap_leads_to_aligned_mappings() {

@@ -8,7 +8,6 @@ use proptest::sample::Index;
 
 use super::model::{BYTES, Checked, Step, cuts, step};
 use super::*;
-use crate::sys::mem::memory_file;
 use coppice_image::SealedMap;
 
 /// A point of the past: its layers with their encoded maps, and the disk's content.
@@ -108,7 +107,7 @@ proptest! {
 
     #[test]
     fn a_tree_on_tmpfs_is_one_too(actions in prop::collection::vec(action(), 1..60)) {
-        check(|| memory_file(c"layer").unwrap(), actions);
+        check(memory_file, actions);
     }
 }
 

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::sys::mem::memory_file;
 
 /// Not a multiple of a cluster, with a tail that is not even a sector.
 const SECTORS: u64 = 16 * 8 + 3;
@@ -139,7 +138,7 @@ proptest! {
     #[test]
     fn a_raw_disk_on_tmpfs_is_one_too(steps in prop::collection::vec((step(), cuts()), 1..40)) {
         let (_, content) = image(BYTES);
-        let file = memory_file(c"disk").unwrap();
+        let file = memory_file();
         file.write_all_at(&content, 0).unwrap();
         check(Box::new(Raw::new(file).unwrap()), content, steps);
     }
@@ -151,7 +150,7 @@ proptest! {
 
     #[test]
     fn an_overlay_on_tmpfs_is_one_too(steps in prop::collection::vec((step(), cuts()), 1..40)) {
-        overlay_check(memory_file(c"overlay").unwrap(), steps);
+        overlay_check(memory_file(), steps);
     }
 }
 
