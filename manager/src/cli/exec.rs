@@ -26,15 +26,8 @@ pub(super) struct Args {
 /// Runs the command and returns the exit code of `coppice`.
 pub(super) async fn run(args: Args) -> u8 {
     let mut output = Output::new(args.how.json);
-    let code = match attempt(&args, &mut output).await {
-        Ok(code) => code,
-        Err(failure) => {
-            output.error(&failure).await;
-            failure.class.exit_code()
-        }
-    };
-    output.finish().await;
-    code
+    let outcome = attempt(&args, &mut output).await;
+    output.conclude(outcome).await
 }
 
 async fn attempt(args: &Args, output: &mut Output) -> Result<u8, Failure> {

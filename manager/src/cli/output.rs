@@ -131,7 +131,7 @@ impl Output {
     }
 
     /// A failure of ours.
-    pub(super) async fn error(&mut self, failure: &Failure) {
+    async fn error(&mut self, failure: &Failure) {
         if self.json {
             let event = Event::Error {
                 code: failure.class.exit_code(),
@@ -152,8 +152,21 @@ impl Output {
         }
     }
 
+    /// Reports how a command line went, brings out what was written, and gives the exit code.
+    pub(super) async fn conclude(mut self, outcome: Result<u8, Failure>) -> u8 {
+        let code = match outcome {
+            Ok(code) => code,
+            Err(failure) => {
+                self.error(&failure).await;
+                failure.class.exit_code()
+            }
+        };
+        self.finish().await;
+        code
+    }
+
     /// Sees everything written.
-    pub(super) async fn finish(&mut self) {
+    async fn finish(&mut self) {
         // There is nobody to tell when this fails.
         self.stdout.flush().await.ok();
         self.stderr.flush().await.ok();

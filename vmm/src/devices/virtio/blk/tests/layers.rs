@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
+use coppice_micro::tree::memory_file;
 use proptest::prelude::*;
 use proptest::sample::Index;
 

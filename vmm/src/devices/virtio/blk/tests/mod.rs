@@ -95,11 +95,6 @@ impl Guest {
     }
 }
 
-/// An empty file in memory, for tests that make many.
-fn memory_file() -> File {
-    tempfile::tempfile_in("/dev/shm").unwrap()
-}
-
 fn cut(mut addr: u64, mut left: usize, writable: bool, cuts: &[u32]) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for &length in cuts.iter().cycle() {

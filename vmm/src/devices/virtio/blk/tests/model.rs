@@ -1,5 +1,6 @@
 //! Random request sequences against a plain vector of bytes.
 
+use coppice_micro::tree::memory_file;
 use proptest::prelude::*;
 
 use super::*;
