@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
+use coppice_micro::tree::memory_file;
 use coppice_vmm::devices::virtio::blk::{Backend, Blk, Overlay, Raw};
 use coppice_vmm::devices::virtio::{Activation, VirtioDevice as _};
 use coppice_vmm::memory::GuestRam;
-use coppice_vmm::sys::mem::memory_file;
 use virtio_queue::{Queue, QueueT as _};
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -75,7 +75,7 @@ fn request(input: &mut Input<'_>) -> (Vec<u8>, Vec<(u64, u32, u16, u16)>) {
 pub fn run(data: &[u8]) {
     let mut input = Input(data);
     let raw = Box::new(Raw::new(guest::disk_image(SECTORS)).unwrap());
-    let top = memory_file(c"top").unwrap();
+    let top = memory_file();
     let overlay = Box::new(Overlay::new(guest::disk_image(SECTORS), top).unwrap());
     let mut guests = [Guest::new(raw), Guest::new(overlay)];
 

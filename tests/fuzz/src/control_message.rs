@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use coppice_vmm::sys::mem::memory_file;
+use coppice_micro::tree::memory_file;
 use coppice_vmm::vm::Spec;
 use coppice_vmm_protocol::{Incoming, Op, Request};
 
@@ -13,7 +13,7 @@ pub fn run(data: &[u8]) {
         let again = serde_json::to_vec(&request).unwrap();
         assert_eq!(serde_json::from_slice::<Request>(&again).unwrap(), request);
         if let Op::Create(wire) = request.op {
-            let fds = (0..6).map(|_| OwnedFd::from(memory_file(c"file").unwrap())).collect();
+            let fds = (0..6).map(|_| OwnedFd::from(memory_file())).collect();
             if let Err(error) = Spec::from_wire(*wire, fds) {
                 assert!(!error.to_string().contains('\n'), "a refusal is one line");
             }

@@ -5,11 +5,11 @@ use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 
 use coppice_image::SealedMap;
+use coppice_micro::tree::memory_file;
 use coppice_vmm::devices::legacy::Serial;
 use coppice_vmm::devices::virtio::blk::{Backend as _, Overlay};
 use coppice_vmm::devices::virtio::vsock::{Vsock, VsockConfig};
 use coppice_vmm::devices::{BusDevice as _, Saved};
-use coppice_vmm::sys::mem::memory_file;
 use serde_json::Value;
 use virtio_bindings::virtio_mmio as reg;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -106,7 +106,7 @@ fn layers(input: &mut Input<'_>) {
         assert_eq!(map.encode(), bytes);
         layers.push((guest::disk_image(SECTORS), map));
     }
-    let top = || memory_file(c"top").unwrap();
+    let top = || memory_file();
     let Ok(mut disk) = Overlay::with_layers(guest::disk_image(SECTORS), layers, top()) else {
         return;
     };

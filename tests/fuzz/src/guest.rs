@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use coppice_micro::tree::memory_file;
 use coppice_vmm::devices::virtio::Interrupt;
 use coppice_vmm::memory::GuestRam;
-use coppice_vmm::sys::mem::memory_file;
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -33,7 +33,7 @@ pub(crate) fn interrupt() -> Interrupt {
 /// A file in memory with something else in each sector.
 pub(crate) fn disk_image(sectors: u8) -> File {
     use std::os::unix::fs::FileExt as _;
-    let file = memory_file(c"disk").unwrap();
+    let file = memory_file();
     for sector in 0..sectors {
         file.write_all_at(&[sector ^ 0xA5; 512], u64::from(sector) * 512).unwrap();
     }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
 use coppice_image::{HeaderInfo, Image, Kind, PAGE, Source, View, Writer};
-use coppice_vmm::sys::mem::memory_file;
+use coppice_micro::tree::memory_file;
 use twox_hash::XxHash3_64;
 
 use crate::input::Input;
@@ -18,7 +18,7 @@ const TABLE: u64 = 0x2_0000;
 
 /// Reads the bytes as a checkpoint and as the parts of one.
 pub fn run(data: &[u8]) {
-    let file = memory_file(c"image").unwrap();
+    let file = memory_file();
     file.write_all_at(data, 0).unwrap();
     read(file);
     read(forge(&mut Input(data)));
@@ -53,7 +53,7 @@ fn read(file: File) {
 
 /// A file whose table and index come from the bytes, with right checksums.
 fn forge(input: &mut Input<'_>) -> File {
-    let file = memory_file(c"image").unwrap();
+    let file = memory_file();
     let info = HeaderInfo { cpu: Default::default(), build: String::new(), ram_pages: RAM_PAGES };
     Writer::new(file.try_clone().unwrap(), info).unwrap().finish().unwrap();
     let mut header = [0; 4096];

@@ -2,9 +2,9 @@
 
 use std::os::unix::fs::FileExt as _;
 
+use coppice_micro::tree::memory_file;
 use coppice_vmm::boot::{self, BootConfig};
 use coppice_vmm::memory::GuestRam;
-use coppice_vmm::sys::mem::memory_file;
 use vm_memory::GuestAddress;
 
 use crate::input::Input;
@@ -18,9 +18,9 @@ pub fn run(data: &[u8]) {
     let (initrd_len, cmdline_len) = (u64::from(input.u16()), usize::from(input.u8()));
     let cmdline = String::from_utf8_lossy(input.bytes(cmdline_len));
     let vcpus = 1 + input.u8() % 8;
-    let kernel = memory_file(c"kernel").unwrap();
+    let kernel = memory_file();
     kernel.write_all_at(input.0, 0).unwrap();
-    let initrd = memory_file(c"initrd").unwrap();
+    let initrd = memory_file();
     initrd.set_len(initrd_len).unwrap();
 
     let ram = GuestRam::from_ranges(&[(GuestAddress(0), MEMORY)]).unwrap();

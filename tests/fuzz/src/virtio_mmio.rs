@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::sync::{Arc, Mutex};
 
+use coppice_micro::tree::memory_file;
 use coppice_vmm::devices::BusDevice as _;
 use coppice_vmm::devices::virtio::VirtioDevice;
 use coppice_vmm::devices::virtio::balloon::Balloon;
@@ -10,7 +11,6 @@ use coppice_vmm::devices::virtio::blk::{Blk, Overlay, Raw};
 use coppice_vmm::devices::virtio::mmio::MmioTransport;
 use coppice_vmm::devices::virtio::rng::Rng;
 use coppice_vmm::memory::GuestRam;
-use coppice_vmm::sys::mem::memory_file;
 use virtio_bindings::virtio_mmio as reg;
 use vm_memory::{Bytes as _, GuestAddress};
 
@@ -43,7 +43,7 @@ impl Machine {
                 Arc::new(Mutex::new(Blk::new(raw, true, "read-only").unwrap()))
             }
             2 => {
-                let top = memory_file(c"top").unwrap();
+                let top = memory_file();
                 let overlay = Box::new(Overlay::new(image(), top).unwrap());
                 Arc::new(Mutex::new(Blk::new(overlay, false, "overlay").unwrap()))
             }

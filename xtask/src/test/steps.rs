@@ -9,6 +9,9 @@ use clap::ValueEnum;
 
 use super::tally::Tally;
 
+/// Manifest of the fuzz targets.
+const FUZZ: &str = "tests/fuzz/Cargo.toml";
+
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Step {
@@ -16,16 +19,16 @@ pub(crate) enum Step {
     Format,
     /// Compiler and clippy warnings, denied
     Lint,
-    /// Unit, property and micro-guest tests of every crate
-    Unit,
     /// Fuzz target bodies over their seeds
     Fuzz,
+    /// Unit, property and micro-guest tests of every crate
+    Unit,
     /// Linux guests on the best lane
     Guests,
 }
 
 impl Step {
-    const ALL: &[Self] = &[Self::Format, Self::Lint, Self::Unit, Self::Fuzz, Self::Guests];
+    const ALL: &[Self] = &[Self::Format, Self::Lint, Self::Fuzz, Self::Unit, Self::Guests];
 
     /// The chosen steps in their usual order; all when none was chosen.
     pub(crate) fn in_order(chosen: &[Self]) -> Vec<Self> {
@@ -43,8 +46,8 @@ impl Step {
         match self {
             Self::Format => "format",
             Self::Lint => "lint",
-            Self::Unit => "unit",
             Self::Fuzz => "fuzz",
+            Self::Unit => "unit",
             Self::Guests => "guests",
         }
     }
@@ -54,8 +57,8 @@ impl Step {
         match self {
             Self::Format => "formatting of the whole tree",
             Self::Lint => "warnings of the compiler and of clippy, all denied",
-            Self::Unit => "unit, property and micro-guest tests of every crate",
             Self::Fuzz => "the bodies of the fuzz targets over their seeds",
+            Self::Unit => "unit, property and micro-guest tests of every crate",
             Self::Guests => "Linux guests on the best lane of this machine",
         }
     }
@@ -63,20 +66,23 @@ impl Step {
     /// Runs the step; `false` when it found something.
     pub(crate) fn run(self, tally: &mut Tally) -> anyhow::Result<bool> {
         match self {
-            Self::Format => cargo(&["fmt", "--all", "--check"], tally),
+            Self::Format => {
+                let workspace = cargo(&["fmt", "--all", "--check"], tally)?;
+                // The fuzz targets are a workspace of their own.
+                let fuzz = cargo(&["fmt", "--manifest-path", FUZZ, "--check"], tally)?;
+                Ok(workspace && fuzz)
+            }
             Self::Lint => {
                 let workspace = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
                 cargo(&workspace, tally)
             }
+            Self::Fuzz => cargo(&["test", "--manifest-path", FUZZ, "--lib"], tally),
             Self::Unit => {
                 let tests = ["test", "--workspace", "--exclude", "coppice-tests", "--no-fail-fast"];
                 let crates = cargo(&tests, tally)?;
                 let tidy =
                     cargo(&["test", "-p", "coppice-tests", "--lib", "--test", "tidy"], tally)?;
                 Ok(crates && tidy)
-            }
-            Self::Fuzz => {
-                cargo(&["test", "--manifest-path", "tests/fuzz/Cargo.toml", "--lib"], tally)
             }
             Self::Guests => {
                 crate::artifacts::build_all()?;
