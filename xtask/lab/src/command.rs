@@ -353,6 +353,11 @@ impl Command<'_> {
             {
                 eprintln!("lab: WARNING: cannot end the hung machine: {error}");
             }
+            if matches!(source, remote::Error::Lost(_))
+                && let Some(words) = lease.last_words()
+            {
+                eprintln!("lab: WARNING: the nested machine ended; last in its logs:\n{words}");
+            }
             Error::Remote { directory: lease.directory.clone(), source }
         })
     }

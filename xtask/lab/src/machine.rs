@@ -3,6 +3,8 @@
 //! Each description has a directory below the cache, keyed by its hash. The directory holds the
 //! keeper's socket; a lock on `launch.lock` makes concurrent callers start one machine, not two.
 
+mod logs;
+
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -105,7 +107,7 @@ pub(crate) struct Lease {
     pub(crate) directory: PathBuf,
     /// Whether this call started the machine.
     pub(crate) fresh: bool,
-    _connection: UnixStream,
+    connection: UnixStream,
 }
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -211,6 +213,7 @@ impl Description {
         };
         write_file(&directory.join(KEEPER_PLAN), &serde_json::to_vec_pretty(&plan)?)?;
         write_file(&directory.join("description.json"), &serde_json::to_vec_pretty(self)?)?;
+        logs::keep(directory)?;
         start_keeper(directory, &helper)
     }
 
@@ -324,6 +327,15 @@ fn install_helper(directory: &Path) -> Result<PathBuf, Error> {
     Ok(installed)
 }
 
+impl Lease {
+    /// What a machine that went away said last, by its logs; `None` while it runs.
+    pub(crate) fn last_words(&self) -> Option<String> {
+        // The keeper says nothing more after its answer; the connection ends with it.
+        let ended = (&self.connection).read(&mut [0]).is_ok_and(|count| count == 0);
+        ended.then(|| logs::last_words(&self.directory))
+    }
+}
+
 /// Starts the keeper and waits until the machine serves.
 fn start_keeper(directory: &Path, helper: &Path) -> Result<(), Error> {
     let log_path = directory.join("keeper.log");
@@ -396,7 +408,7 @@ fn lease(directory: &Path) -> Result<Option<Lease>, Error> {
         reply,
         directory: directory.to_path_buf(),
         fresh: false,
-        _connection: connection,
+        connection,
     }))
 }
 

@@ -185,7 +185,8 @@ impl Keeper {
                 }
             }
             if ready.get(1) == Some(&true) && !self.console.read()? {
-                return Err(io::Error::other("QEMU ended"));
+                let status = self.qemu.wait()?;
+                return Err(io::Error::other(format!("QEMU ended: {status}")));
             }
             if ready.first() == Some(&true) {
                 let (stream, _) = listener.accept()?;
