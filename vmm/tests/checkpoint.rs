@@ -88,6 +88,36 @@ fn a_rollback_brings_memory_back() {
     assert_eq!((machine.guest.sum(A, 300), machine.guest.sum(C, 5)), (300, 0));
 }
 
+/// The processor may remember translations. Those of page tables that were undone must not
+/// outlive them, though the guest's control registers are the same before and after.
+#[test]
+fn a_rollback_undoes_page_tables_too() {
+    needs_kvm!();
+    const TABLES: u32 = 0x30_0000;
+    const LARGE: u32 = 2 << 20;
+    const WINDOW: u32 = 0x2000_0000;
+    let [directories, pages] = [TABLES + 0x1000, TABLES + 0x2000];
+    let large = |number: u32| number * LARGE | 0x83; // present, writable, 2 MiB
+    let mut machine = Machine::boot(MEMORY);
+    machine.guest.write(TABLES, directories | 3);
+    machine.guest.write(directories, pages | 3);
+    for number in 0..MEMORY / 2 {
+        machine.guest.write(pages + 8 * number, large(number));
+    }
+    let window = pages + 8 * (WINDOW / LARGE);
+    machine.guest.write(window, large(8));
+    machine.guest.page(TABLES);
+    machine.guest.write(8 * LARGE, 8);
+    machine.guest.write(9 * LARGE, 9);
+    assert_eq!(machine.guest.read(WINDOW), 8);
+    let (node, _) = machine.checkpoint("one", false);
+    machine.guest.write(window, large(9));
+    machine.guest.forget(WINDOW);
+    assert_eq!(machine.guest.read(WINDOW), 9);
+    machine.roll_back(&node);
+    assert_eq!(machine.guest.read(WINDOW), 8);
+}
+
 #[test]
 fn a_rollback_goes_to_any_node_of_the_tree() {
     needs_kvm!();

@@ -114,6 +114,8 @@ impl Code {
     /// | `f` address value count | writes 32 bits at the start of each of `count` pages | `k` |
     /// | `r` address | reads 32 bits | the bits |
     /// | `s` address count | adds up 32 bits at the start of each of `count` pages | the sum |
+    /// | `g` address | turns paging on, with the four-level page tables there | `k` |
+    /// | `i` address | has the processor forget the translation of an address | `k` |
     /// | `p` | nothing any more | `p` for ever |
     ///
     /// All operands are 32 bits, little-endian. [`crate::Interpreter`] speaks it.
@@ -125,8 +127,15 @@ impl Code {
         // The UART takes input only from one who wants interrupts; they stay masked here.
         // mov dx, interrupt enable; mov al, 1; out dx, al
         asm.code(&[0x66, 0xBA, low + 1, high, 0xB0, 1, 0xEE]).label("main").call("byte");
-        let commands =
-            [(b'w', "write"), (b'f', "fill"), (b'r', "read"), (b's', "sum"), (b'p', "print")];
+        let commands = [
+            (b'w', "write"),
+            (b'f', "fill"),
+            (b'r', "read"),
+            (b's', "sum"),
+            (b'g', "page"),
+            (b'i', "forget"),
+            (b'p', "print"),
+        ];
         for (command, label) in commands {
             asm.code(&[0x3C, command]).jump_if_equal(label);
         }
@@ -150,6 +159,15 @@ impl Code {
         asm.jump_if_equal("answer");
         // add ebx, [edi]; add edi, 4096; dec ecx
         asm.code(&[0x03, 0x1F, 0x81, 0xC7, 0x00, 0x10, 0x00, 0x00, 0x49]).jump("sum next");
+        // mov cr3, ebx; mov eax, cr4; or al, physical address extension; mov cr4, eax
+        asm.label("page").call("word").code(&[0x0F, 0x22, 0xDB]);
+        asm.code(&[0x0F, 0x20, 0xE0, 0x0C, 1 << 5, 0x0F, 0x22, 0xE0]);
+        // mov ecx, EFER; rdmsr; or eax, long mode; wrmsr. The code segment stays a 32-bit one.
+        asm.code(&[0xB9, 0x80, 0, 0, 0xC0, 0x0F, 0x32, 0x0D, 0, 1, 0, 0, 0x0F, 0x30]);
+        // mov eax, cr0; or eax, paging; mov cr0, eax
+        asm.code(&[0x0F, 0x20, 0xC0, 0x0D, 0, 0, 0, 0x80, 0x0F, 0x22, 0xC0]).jump("done");
+        // invlpg [ebx]
+        asm.label("forget").call("word").code(&[0x0F, 0x01, 0x3B]).jump("done");
         // mov dx, serial; mov al, 'p'; then out dx, al
         asm.label("print").code(&[0x66, 0xBA, low, high, 0xB0, b'p']).label("print next");
         asm.code(&[0xEE]).jump("print next");

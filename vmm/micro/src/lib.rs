@@ -328,6 +328,18 @@ impl Interpreter {
         addresses.iter().for_each(|_| self.done());
     }
 
+    /// Turns paging on, with the four-level page tables at this address.
+    pub fn page(&mut self, tables: u32) {
+        self.tell(b'g', &[tables]);
+        self.done();
+    }
+
+    /// Has the processor forget the translation of an address.
+    pub fn forget(&mut self, address: u32) {
+        self.tell(b'i', &[address]);
+        self.done();
+    }
+
     /// Reads 32 bits.
     pub fn read(&mut self, address: u32) -> u32 {
         self.tell(b'r', &[address]);

@@ -228,6 +228,20 @@ impl VcpuState {
     }
 }
 
+/// Has KVM forget which addresses the guest's page tables lead where, before a vCPU that has run
+/// is restored over other memory. KVM does so by itself only when a control register changes, and
+/// a guest that is rolled back often has the same ones: without this it would go on to use what
+/// its processor remembers of page tables that are undone.
+///
+/// # Errors
+/// [`StateError`] when KVM does not give or take the system registers; they are changed.
+pub fn forget_translations(vcpu: &VcpuFd) -> Result<(), StateError> {
+    let sregs = vcpu.get_sregs().map_err(part("system registers"))?;
+    // Any other page will do: nothing reads it before the true value is set.
+    let other = kvm_sregs { cr3: sregs.cr3 ^ 0x1000, ..sregs };
+    vcpu.set_sregs(&other).map_err(part("system registers"))
+}
+
 fn read_tsc(vcpu: &VcpuFd) -> Result<u64, StateError> {
     let request = [kvm_msr_entry { index: MSR_TSC, ..Default::default() }];
     let mut msrs = Msrs::from_entries(&request).map_err(|_| StateError::TooMany("registers"))?;

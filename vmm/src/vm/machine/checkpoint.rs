@@ -15,7 +15,7 @@ use crate::checkpoint::{Capture, Finished, Job, JobError, Order, Part, Spare};
 use crate::devices::virtio::blk::{DiskError, Layering, SealedLayer};
 use crate::memory::backing::Replaced;
 use crate::memory::{backing, pages};
-use crate::vcpu::state::VcpuState;
+use crate::vcpu::state::{VcpuState, forget_translations};
 use crate::vm::board::{Clock, Irqchip};
 use crate::vm::error::VmError;
 use crate::vm::spec::{Chain, CheckpointOrder, RollbackOrder};
@@ -342,6 +342,9 @@ impl Machine {
         }
         self.unsaved_maps.iter_mut().for_each(Vec::clear);
         self.kernel = kernel;
+        for (index, vcpu) in self.vcpus.iter().enumerate() {
+            forget_translations(&vcpu.fd()).map_err(|source| SavedError::Vcpu { index, source })?;
+        }
         self.restore(&saved)?;
         self.standing = Some(id);
         Ok((pages, replaced))
