@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// Use a nested machine whose clock counts instructions instead of seconds
     #[arg(long, conflicts_with = "direct")]
     virtual_time: bool,
-    /// Virtual CPUs of the nested machine; virtual time has one
+    /// Virtual CPUs of the nested machine that the command may use; virtual time has one
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=8))]
     cpus: u32,
     /// Memory of the nested machine, in MiB

@@ -54,7 +54,7 @@ pub enum Error {
 /// What the lab's machine should be like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Virtual CPUs of the nested machine, 1 to 8; virtual time has one.
+    /// Virtual CPUs of the nested machine that commands run on, 1 to 8; virtual time has one.
     pub cpus: u32,
     /// Memory of the nested machine in MiB, 512 to 65,536.
     pub memory_mib: u32,

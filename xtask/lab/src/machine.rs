@@ -77,7 +77,7 @@ pub enum Error {
 /// What a nested machine is like. Equal descriptions share one machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Description {
-    /// Virtual CPUs, 1 to 8. Virtual time has one.
+    /// Virtual CPUs that commands run on, 1 to 8. Virtual time has one.
     pub cpus: u32,
     /// Memory in MiB, at least 512.
     pub memory_mib: u32,
@@ -217,6 +217,14 @@ impl Description {
         start_keeper(directory, &helper)
     }
 
+    /// How many processors QEMU emulates. Where there are several, the first one is left to the
+    /// machine's kernel: whenever any processor of QEMU 10 loads its FPU, it changes flags of the
+    /// first one (IGNNE, beside those of SVM) without a lock. If the first one enters or leaves a
+    /// guest at that moment, that guest and the machine's kernel get each other's page tables.
+    fn processors(&self) -> u32 {
+        if self.virtual_time { 1 } else { self.cpus.saturating_add(1) }
+    }
+
     /// QEMU's command line, but for the keeper's own channels.
     fn qemu(&self, kernel: &Kernel, initrd: &Path, shares: &[Share]) -> Vec<String> {
         let mut line: Vec<String> =
@@ -232,7 +240,7 @@ impl Description {
             option("-accel", "tcg,thread=multi,tb-size=512".into());
             option("-cpu", "EPYC,+svm,+npt,+nrip-save".into());
         }
-        option("-smp", self.cpus.to_string());
+        option("-smp", self.processors().to_string());
         option("-m", self.memory_mib.to_string());
         option("-display", "none".into());
         option("-action", "reboot=shutdown,panic=none".into());

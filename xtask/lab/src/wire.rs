@@ -12,7 +12,7 @@ use std::io::{self, Read, Write};
 use serde::{Deserialize, Serialize};
 
 /// Version of this protocol. A machine that speaks another one is replaced.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// TCP port in the nested machine that its agent listens on.
 pub const AGENT_PORT: u16 = 7700;

@@ -9,8 +9,10 @@ use coppice_lab::plan::{GUEST_PLAN_PATH, GuestPlan, Share};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::wait::{WaitStatus, wait};
+use nix::unistd::Pid;
 
 use crate::Outcome;
 
@@ -52,12 +54,25 @@ pub(crate) fn run() -> Outcome {
     idle_vm.create_irq_chip()?;
     let idle_vcpu = idle_vm.create_vcpu(0)?;
 
+    leave_first_processor()?;
     let agent = Command::new("/init").arg("serve").spawn()?;
     reap_until(agent.id())?;
     drop((idle_vcpu, idle_vm));
     eprintln!("coppice-lab: the agent ended, powering off");
     reboot(RebootMode::RB_POWER_OFF)?;
     Ok(ExitCode::FAILURE)
+}
+
+/// Keeps all that is started from here on off the first of several processors: guests must not
+/// run on it (`Description::processors` says why).
+fn leave_first_processor() -> Result<(), Errno> {
+    let mut allowed = sched_getaffinity(Pid::from_raw(0))?;
+    let count = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu) == Ok(true)).count();
+    if count > 1 {
+        allowed.unset(0)?;
+        sched_setaffinity(Pid::from_raw(0), &allowed)?;
+    }
+    Ok(())
 }
 
 fn reap_until(pid: u32) -> Result<(), Errno> {
