@@ -2,6 +2,6 @@
 //!
 //! The tests themselves are under `tests/`; this library holds what several of them share.
 
+mod kvm_trace;
 pub mod lane;
-mod shutdowns;
 pub mod source;

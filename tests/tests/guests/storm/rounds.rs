@@ -6,12 +6,15 @@ use super::load::{self, Traffic};
 use crate::common::on_lane;
 use crate::sessions::Session;
 
+/// Rounds on each number of vCPUs.
+const ROUNDS: u64 = 50;
+
 /// How far a clock or a timer may be out.
 const TOLERANCE: Duration = Duration::from_millis(50);
 
 /// Checkpoints, goes on, rolls back, and holds the load to what it was; in every other round
 /// the checkpoint's memory is copied while the guest runs.
-fn rounds(vcpus: usize, count: u64) {
+fn rounds(vcpus: usize) {
     let vcpus_text = vcpus.to_string();
     let options = ["--kernel", "micro", "--image", "tiny", "--memory", "192"];
     let session = Session::with(&[options.as_slice(), &["--cpus", &vcpus_text]].concat());
@@ -19,7 +22,7 @@ fn rounds(vcpus: usize, count: u64) {
     let threads = pinned.collect::<String>() + "disk disk getrandom urandom";
     load::start(&session, "web", &threads);
     let mut before = load::report(&session, "web");
-    for round in 0..count {
+    for round in 0..ROUNDS {
         let what = format!("{vcpus} vCPUs, round {round}");
         let mut traffic = Traffic::start(&session, "web");
         traffic.read(1);
@@ -74,5 +77,15 @@ fn clock_is_right(session: &Session, what: &str) {
 
 #[test]
 fn a_loaded_guest_with_one_vcpu_goes_back_whole() {
-    on_lane!({ rounds(1, 16) });
+    on_lane!({ rounds(1) });
+}
+
+#[test]
+fn a_loaded_guest_with_two_vcpus_goes_back_whole() {
+    on_lane!({ rounds(2) });
+}
+
+#[test]
+fn a_loaded_guest_with_four_vcpus_goes_back_whole() {
+    on_lane!({ rounds(4) });
 }
