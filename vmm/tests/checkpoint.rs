@@ -97,7 +97,7 @@ fn a_rollback_undoes_page_tables_too() {
     const LARGE: u32 = 2 << 20;
     const WINDOW: u32 = 0x2000_0000;
     let [directories, pages] = [TABLES + 0x1000, TABLES + 0x2000];
-    let large = |number: u32| number * LARGE | 0x83; // present, writable, 2 MiB
+    let large = |number: u32| (number * LARGE) | 0x83; // present, writable, 2 MiB
     let mut machine = Machine::boot(MEMORY);
     machine.guest.write(TABLES, directories | 3);
     machine.guest.write(directories, pages | 3);

@@ -1,13 +1,17 @@
 //! Model test: random sequences of what can happen to a tree of machines and checkpoints, against
-//! a model that is nothing but the values the guests wrote.
+//! a model that is nothing but the values the guests wrote to memory and to their disks.
+//!
+//! A guest drives its disk itself. The queue's rings and the buffers are in its memory, so memory,
+//! device and disk have to come from one moment, or the next request shows it.
 //!
 //! Machines are real processes with micro-guests. They are used again from case to case, which
-//! begins with a rollback of all of them to one root; after a failure the next case, and so each
+//! ends with a rollback of all of them to one root; after a failure the next case, and so each
 //! step of shrinking, begins with new ones.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::sync::Mutex;
 
 use coppice_image::Image;
@@ -25,8 +29,8 @@ const MACHINES: usize = 2;
 /// Cases of one run: some thousands where nothing else says so.
 const CASES: u32 = 2000;
 
-/// What the guests write: the first page, and how many pages. Single pages, neighbours, short
-/// runs with small gaps, and runs long enough to be dropped instead of copied.
+/// What the guests write in memory: the first page, and how many pages. Single pages, neighbours,
+/// short runs with small gaps, and runs long enough to be dropped instead of copied.
 const PLACES: [(u32, u32); 8] = [
     (0x200, 1),
     (0x201, 1),
@@ -38,15 +42,38 @@ const PLACES: [(u32, u32); 8] = [
     (0x3F00, 1),
 ];
 
+/// What they write on the disk: the first sector, and how many. Clusters, parts of clusters, whole
+/// runs, and the disk's end.
+const DISK_PLACES: [(u32, u32); 5] = [(0, 8), (9, 1), (16, 24), (64, 8), (127, 1)];
+const DISK_SECTORS: u32 = 128;
+const SECTOR: u32 = 512;
+const PAGE: u32 = 4096;
+
+/// Where the guest writes to the disk from, and where it reads the disk to.
+const SOURCE: u32 = 0x80_0000;
+const TARGET: u32 = 0x90_0000;
+/// Where it keeps the list of places to look at.
+const TABLE: u32 = 0xA0_0000;
+
+/// Places of both kinds, memory first.
+const ALL: usize = PLACES.len() + DISK_PLACES.len();
+
 /// The value at each place.
-type Content = [u32; PLACES.len()];
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Content {
+    memory: [u32; PLACES.len()],
+    disk: [u32; DISK_PLACES.len()],
+    /// What the disk had when the guest last looked: it is in memory since, where the device put
+    /// it.
+    seen: [u32; DISK_PLACES.len()],
+}
 
 /// One thing that happens; machines and checkpoints are chosen among those there are.
 #[derive(Debug, Clone)]
 enum Step {
     Write {
         machine: Index,
-        place: Index,
+        place: usize,
         value: u32,
     },
     Checkpoint {
@@ -57,7 +84,7 @@ enum Step {
     /// A background checkpoint, and a write while it is copied.
     WriteMeanwhile {
         machine: Index,
-        place: Index,
+        place: usize,
         value: u32,
     },
     /// A checkpoint whose file may not become as long as it has to.
@@ -90,12 +117,12 @@ fn step() -> impl Strategy<Value = Step> {
     let index = any::<Index>;
     let value = 1..1000u32;
     prop_oneof![
-        12 => (index(), index(), value.clone())
+        12 => (index(), 0..ALL, value.clone())
             .prop_map(|(machine, place, value)| Step::Write { machine, place, value }),
         8 => (index(), any::<bool>(), any::<bool>()).prop_map(|(machine, background, paused)| {
             Step::Checkpoint { machine, background, paused }
         }),
-        2 => (index(), index(), value)
+        2 => (index(), 0..ALL, value)
             .prop_map(|(machine, place, value)| Step::WriteMeanwhile { machine, place, value }),
         2 => (index(), any::<bool>(), 0..200_000u64).prop_map(|(machine, background, room)| {
             Step::CheckpointFails { machine, background, room }
@@ -124,43 +151,77 @@ fn address(place: usize) -> (u32, u32) {
     (page << 12, count)
 }
 
-fn look(machine: &mut Machine) -> Content {
-    let places: Vec<_> = (0..PLACES.len()).map(address).collect();
-    let sums = machine.guest.sums(&places);
-    std::array::from_fn(|place| {
-        let count = PLACES[place].1;
+/// Where a place of the disk is once it was read, and how many pages with its value.
+fn disk_address(place: usize) -> (u32, u32) {
+    let (sector, count) = DISK_PLACES[place];
+    (TARGET + sector * SECTOR, count.div_ceil(PAGE / SECTOR))
+}
+
+/// The values that the sums of some places show.
+fn values<const N: usize>(sums: &[u32], place: impl Fn(usize) -> (u32, u32)) -> [u32; N] {
+    std::array::from_fn(|number| {
+        let count = place(number).1;
         // A remainder would be a mixture of two values.
-        if sums[place].is_multiple_of(count) { sums[place] / count } else { u32::MAX }
+        if sums[number].is_multiple_of(count) { sums[number] / count } else { u32::MAX }
     })
+}
+
+/// Compares memory, then the disk, with what they should have.
+fn look(machine: &mut Machine, content: &mut Content, what: &str) -> Result<(), TestCaseError> {
+    let sums = machine.guest.sums_of_table(TABLE, ALL);
+    let (memory, seen) = (values(&sums, address), values(&sums[PLACES.len()..], disk_address));
+    machine.guest.read_disk(0, TARGET, DISK_SECTORS * SECTOR);
+    let first = TABLE + 8 * u32::try_from(PLACES.len()).unwrap();
+    let sums = machine.guest.sums_of_table(first, DISK_PLACES.len());
+    let disk = values(&sums, disk_address);
+    prop_assert_eq!(Content { memory, disk, seen }, *content, "{}", what);
+    content.seen = disk;
+    Ok(())
+}
+
+/// Has the guest write a value to a place of either kind.
+fn write(machine: &mut Machine, content: &mut Content, place: usize, value: u32) {
+    if place < PLACES.len() {
+        let (first, count) = address(place);
+        machine.guest.fill(first, value, count);
+        content.memory[place] = value;
+    } else {
+        let place = place - PLACES.len();
+        let (sector, sectors) = DISK_PLACES[place];
+        machine.guest.fill(SOURCE, value, disk_address(place).1);
+        machine.guest.write_disk(sector, SOURCE, sectors * SECTOR);
+        content.disk[place] = value;
+    }
+}
+
+/// A disk with a value at the first place and zeroes.
+fn base(value: u32) -> File {
+    let file = memory_file();
+    file.set_len((DISK_SECTORS * SECTOR).into()).unwrap();
+    let at = DISK_PLACES[0].0 * SECTOR;
+    file.write_all_at(&value.to_le_bytes(), at.into()).unwrap();
+    file
 }
 
 impl World {
     fn new() -> Self {
-        let mut machine = Machine::boot(MEMORY);
-        let content = std::array::from_fn(|place| {
-            let (at, count) = address(place);
-            // Some places stay zeroes.
-            let value = if place % 3 == 0 { 0 } else { 5 };
-            if value > 0 {
-                machine.guest.fill(at, value, count);
-            }
-            value
-        });
+        let mut machine = Machine::boot_with_disk(MEMORY, base(5));
+        let mut content = Content { memory: [0; _], disk: [0; _], seen: [0; _] };
+        content.disk[0] = 5;
+        machine.guest.start_disk();
+        let places = (0..PLACES.len()).map(address);
+        let places: Vec<_> = places.chain((0..DISK_PLACES.len()).map(disk_address)).collect();
+        machine.guest.put_table(TABLE, &places);
+        // Some places stay zeroes, and the disk's first one what the base has.
+        for place in (0..ALL).filter(|place| place % 3 != 0 && *place != PLACES.len()) {
+            write(&mut machine, &mut content, place, 5);
+        }
         let (root, _) = machine.checkpoint_to("root", memory_file(), false);
         Self {
             machines: vec![(machine, content)],
             nodes: vec![(root, content)],
             count: 0,
             awake: 0,
-        }
-    }
-
-    /// Everything back to the root.
-    fn reset(&mut self) {
-        self.nodes.truncate(1);
-        for (machine, content) in &mut self.machines {
-            machine.roll_back(&self.nodes[0].0);
-            *content = self.nodes[0].1;
         }
     }
 
@@ -185,9 +246,9 @@ impl World {
 
     /// Puts a clone in place of machine `at`, or beside the others.
     fn clone(&mut self, at: usize, from: &Index, vmm: Vmm) -> Result<(), TestCaseError> {
-        let (node, content) = from.get(&self.nodes).clone();
+        let (node, mut content) = from.get(&self.nodes).clone();
         let mut machine = Machine::clone_in(vmm, &node);
-        prop_assert_eq!(look(&mut machine), content, "a clone of {}", node.id);
+        look(&mut machine, &mut content, &format!("a clone of {}", node.id))?;
         if self.awake != at {
             self.machines[self.awake].0.vmm.done(Op::Pause {});
             self.awake = at;
@@ -202,19 +263,17 @@ impl World {
         Ok(())
     }
 
-    fn checkpoint(&mut self, at: usize, background: bool, write: Option<(usize, u32)>) {
+    fn checkpoint(&mut self, at: usize, background: bool, meanwhile: Option<(usize, u32)>) {
         let name = self.name();
         let (machine, content) = &mut self.machines[at];
         let before = *content;
         let file = memory_file();
         machine.begin_checkpoint(&name, &file, background);
-        if let Some((place, value)) = write {
+        if let Some((place, value)) = meanwhile {
             // Answered when the pause is over.
             machine.vmm.send(Op::Status {}, &[]).unwrap();
             let answers = [machine.vmm.answer_any().unwrap()];
-            let (at, count) = address(place);
-            machine.guest.fill(at, value, count);
-            content[place] = value;
+            write(machine, content, place, value);
             let answers = [answers[0].clone(), machine.vmm.answer_any().unwrap()];
             let taken = |answer: &ResultBody| matches!(answer, ResultBody::Checkpoint(_));
             assert!(answers.iter().any(taken), "{answers:?}");
@@ -231,10 +290,7 @@ impl World {
             Step::Write { machine, place, value } => {
                 let at = self.wake(machine);
                 let (machine, content) = &mut self.machines[at];
-                let place = place.index(PLACES.len());
-                let (first, count) = address(place);
-                machine.guest.fill(first, *value, count);
-                content[place] = *value;
+                write(machine, content, *place, *value);
             }
             Step::Checkpoint { machine, background, paused } => {
                 let at = self.wake(machine);
@@ -242,7 +298,7 @@ impl World {
             }
             Step::WriteMeanwhile { machine, place, value } => {
                 let at = self.wake(machine);
-                self.checkpoint(at, true, Some((place.index(PLACES.len()), *value)));
+                self.checkpoint(at, true, Some((*place, *value)));
             }
             Step::CheckpointFails { machine, background, room } => {
                 let at = self.wake(machine);
@@ -272,9 +328,9 @@ impl World {
                 let at = self.wake(machine);
                 let (node, content) = to.get(&self.nodes).clone();
                 self.paused(at, *paused, |world| world.machines[at].0.roll_back(&node));
-                self.machines[at].1 = content;
-                let found = look(&mut self.machines[at].0);
-                prop_assert_eq!(found, content, "a rollback to {}", node.id);
+                let (machine, now) = &mut self.machines[at];
+                *now = content;
+                look(machine, now, &format!("a rollback to {}", node.id))?;
             }
             Step::Delete { node } => {
                 // Its file stays while others, or a machine, stand on it. The root stays.
@@ -309,11 +365,18 @@ impl World {
         result
     }
 
-    fn check(&mut self) -> Result<(), TestCaseError> {
+    /// Looks at every machine, and brings everything back to the root for the next case.
+    fn end(&mut self) -> Result<(), TestCaseError> {
+        self.nodes.truncate(1);
         for at in 0..self.machines.len() {
             self.wake_at(at);
             let (machine, content) = &mut self.machines[at];
-            prop_assert_eq!(look(machine), *content, "in the end");
+            look(machine, content, "in the end")?;
+            let (root, before) = &self.nodes[0];
+            machine.roll_back(root);
+            *content = *before;
+            // What was left over would be the fault of this case and not of the next.
+            look(machine, content, "back at the root")?;
         }
         Ok(())
     }
@@ -337,14 +400,13 @@ fn machines_are_what_their_guests_and_the_tree_made_them() {
         Config { cases, max_shrink_iters: 500, failure_persistence: None, ..Config::default() };
     let steps = proptest::collection::vec(step(), 1..10);
     let result = TestRunner::new(config).run(&steps, |steps| {
-        // A case that panics or fails does not put its machines back.
+        // A case that panics or fails does not give its machines back.
         let taken = world.lock().unwrap_or_else(|e| e.into_inner()).take();
         let mut now = taken.unwrap_or_else(World::new);
-        now.reset();
         for step in &steps {
             now.take(step)?;
         }
-        now.check()?;
+        now.end()?;
         *world.lock().unwrap_or_else(|e| e.into_inner()) = Some(now);
         Ok(())
     });

@@ -14,6 +14,20 @@ pub const AP_ADDRESS: u32 = 0x8000;
 /// A counter that application processors raise when they run.
 pub const AP_COUNTER: u16 = 0x8800;
 
+/// Where the interpreter puts the sums of several places.
+const SUMS: u32 = 0x6_1000;
+/// The queue of the first virtio device, a disk, and one request: three descriptors, the rings, the
+/// header and the status. All entries of the available ring stay zero, the first descriptor.
+pub(crate) const QUEUE: u32 = 0x6_0000;
+pub(crate) const AVAILABLE: u32 = QUEUE + 0x400;
+pub(crate) const USED: u32 = QUEUE + 0x800;
+pub(crate) const HEADER: u32 = QUEUE + 0xC00;
+pub(crate) const STATUS: u32 = QUEUE + 0xC80;
+/// Registers of the first virtio device.
+pub(crate) const DEVICE: u32 = 0xC000_0000;
+/// The one that says that a queue has something new.
+const NOTIFY: u32 = DEVICE + 0x50;
+
 const SERIAL: u16 = 0x3F8;
 const LOCAL_APIC_ICR: u32 = 0xFEE0_0300;
 
@@ -114,6 +128,8 @@ impl Code {
     /// | `f` address value count | writes 32 bits at the start of each of `count` pages | `k` |
     /// | `r` address | reads 32 bits | the bits |
     /// | `s` address count | adds up 32 bits at the start of each of `count` pages | the sum |
+    /// | `t` table count | does that for each address and count in a table | the sums |
+    /// | `d` type sector address length | has the disk serve a request | its status |
     /// | `g` address | turns paging on, with the four-level page tables there | `k` |
     /// | `i` address | has the processor forget the translation of an address | `k` |
     /// | `p` | nothing any more | `p` for ever |
@@ -132,6 +148,8 @@ impl Code {
             (b'f', "fill"),
             (b'r', "read"),
             (b's', "sum"),
+            (b't', "table"),
+            (b'd', "disk"),
             (b'g', "page"),
             (b'i', "forget"),
             (b'p', "print"),
@@ -159,6 +177,8 @@ impl Code {
         asm.jump_if_equal("answer");
         // add ebx, [edi]; add edi, 4096; dec ecx
         asm.code(&[0x03, 0x1F, 0x81, 0xC7, 0x00, 0x10, 0x00, 0x00, 0x49]).jump("sum next");
+        table_command(&mut asm);
+        disk_command(&mut asm);
         // mov cr3, ebx; mov eax, cr4; or al, physical address extension; mov cr4, eax
         asm.label("page").call("word").code(&[0x0F, 0x22, 0xDB]);
         asm.code(&[0x0F, 0x20, 0xE0, 0x0C, 1 << 5, 0x0F, 0x22, 0xE0]);
@@ -268,6 +288,10 @@ impl Assembler {
         self
     }
 
+    fn with(&mut self, opcode: &[u8], operand: u32) -> &mut Self {
+        self.code(opcode).code(&operand.to_le_bytes())
+    }
+
     fn label(&mut self, name: &'static str) -> &mut Self {
         self.labels.insert(name, self.bytes.len());
         self
@@ -303,6 +327,49 @@ impl Assembler {
         }
         self.bytes
     }
+}
+
+/// The interpreter's sums of several places.
+fn table_command(asm: &mut Assembler) {
+    let [low, high] = SERIAL.to_le_bytes();
+    // mov edi, ebx; then mov ecx, ebx; mov ebp, ebx
+    asm.label("table").call("word").code(&[0x89, 0xDF]).call("word");
+    asm.code(&[0x89, 0xD9, 0x89, 0xDD]);
+    // mov esi, sums; then test ecx, ecx
+    asm.with(&[0xBE], SUMS).label("table next").code(&[0x85, 0xC9]).jump_if_equal("table done");
+    // push ecx; mov eax, [edi]; mov ecx, [edi + 4]; xor ebx, ebx; then test ecx, ecx
+    asm.code(&[0x51, 0x8B, 0x07, 0x8B, 0x4F, 4, 0x31, 0xDB]).label("table sum");
+    asm.code(&[0x85, 0xC9]).jump_if_equal("table put");
+    // add ebx, [eax]; add eax, 4096; dec ecx
+    asm.code(&[0x03, 0x18]).with(&[0x05], 4096).code(&[0x49]).jump("table sum");
+    // mov [esi], ebx; add esi, 4; add edi, 8; pop ecx; dec ecx
+    asm.label("table put").code(&[0x89, 0x1E, 0x83, 0xC6, 4, 0x83, 0xC7, 8, 0x59, 0x49]);
+    // mov esi, sums; mov ecx, ebp; shl ecx, 2; mov dx, serial; cld; rep outsb
+    asm.jump("table next").label("table done").with(&[0xBE], SUMS);
+    asm.code(&[0x89, 0xE9, 0xC1, 0xE1, 2, 0x66, 0xBA, low, high, 0xFC, 0xF3, 0x6E]).jump("main");
+}
+
+/// The interpreter's disk request (virtio 1.2 sections 2.7 and 5.2.6).
+fn disk_command(asm: &mut Assembler) {
+    let data = QUEUE + 16;
+    // mov [header], ebx (type); mov [header + 8], ebx (sector)
+    asm.label("disk").call("word").with(&[0x89, 0x1D], HEADER);
+    asm.call("word").with(&[0x89, 0x1D], HEADER + 8);
+    // mov [descriptor], ebx; mov [descriptor + 8], ebx
+    asm.call("word").with(&[0x89, 0x1D], data);
+    asm.call("word").with(&[0x89, 0x1D], data + 8);
+    // The next descriptor is 2 and there is one; the device writes this one for type 0, a read.
+    // mov eax, [header]; add eax, eax; neg eax; add eax, ...; mov [descriptor + 12], eax
+    asm.with(&[0xA1], HEADER).code(&[0x01, 0xC0, 0xF7, 0xD8]).with(&[0x05], 0x2_0003);
+    asm.with(&[0xA3], data + 12);
+    // mov byte [status], 0xFF; mov ax, [available index]; inc ax; mov [available index], ax
+    asm.with(&[0xC6, 0x05], STATUS).code(&[0xFF]).with(&[0x66, 0xA1], AVAILABLE + 2);
+    asm.code(&[0x66, 0x40]).with(&[0x66, 0xA3], AVAILABLE + 2);
+    // mov dword [notify], 0; then cmp [used index], ax
+    asm.with(&[0xC7, 0x05], NOTIFY).code(&[0; 4]).label("disk wait");
+    asm.with(&[0x66, 0x39, 0x05], USED + 2).jump_if_not_equal("disk wait");
+    // movzx ebx, byte [status]
+    asm.with(&[0x0F, 0xB6, 0x1D], STATUS).jump("answer");
 }
 
 /// Real-mode code: take a number from the counter, then print the letter that belongs to it.

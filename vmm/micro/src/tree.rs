@@ -1,14 +1,15 @@
 //! Machines that run [`Code::interpreter`] and the checkpoints they come from and leave behind:
 //! a small manager without a store, which keeps each checkpoint's files open instead.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use coppice_vmm_protocol::{
-    ChainSpec, CheckpointInfo, CheckpointSpec, ConsoleSpec, MachineSpec, Op, ResultBody,
-    RollbackInfo, RollbackSpec, Start,
+    ChainSpec, CheckpointInfo, CheckpointSpec, ConsoleSpec, DiskRollback, DiskSpec, MachineSpec,
+    Op, ResultBody, RollbackInfo, RollbackSpec, Start,
 };
 
 use crate::{Code, Interpreter, Vmm, plain_spec};
@@ -22,6 +23,58 @@ pub struct Node {
     pub files: Vec<Arc<File>>,
     /// Guest RAM in MiB.
     pub memory_mib: u32,
+    /// The disk, if there is one.
+    pub disk: Option<Disk>,
+}
+
+/// A disk up to some moment.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    /// What is under all layers.
+    pub base: Arc<File>,
+    /// The sealed layers, the lowest first.
+    pub layers: Vec<Arc<File>>,
+}
+
+/// A machine's disk.
+struct Live {
+    sealed: Disk,
+    /// Takes the writes.
+    top: Arc<File>,
+    /// Handed over with a checkpoint of which nobody knows yet what became.
+    next: Option<Arc<File>>,
+}
+
+impl Live {
+    fn over(sealed: &Disk) -> Self {
+        Self { sealed: sealed.clone(), top: Arc::new(memory_file()), next: None }
+    }
+
+    /// The new layer that was handed over takes the writes.
+    fn switch(&mut self) {
+        if let Some(next) = self.next.take() {
+            self.sealed.layers.push(std::mem::replace(&mut self.top, next));
+        }
+    }
+
+    /// The disk of a new machine, whose first file becomes descriptor `first` of the packet.
+    fn spec(&self, first: usize) -> DiskSpec {
+        let first = u32::try_from(first).unwrap();
+        let overlay = first + 1 + u32::try_from(self.sealed.layers.len()).unwrap();
+        DiskSpec {
+            fd: first,
+            read_only: false,
+            overlay: Some(overlay),
+            layers: (first + 1..overlay).collect(),
+            serial: "disk".into(),
+        }
+    }
+
+    /// The files of [`Live::spec`].
+    fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let files = std::iter::once(&self.sealed.base).chain(&self.sealed.layers);
+        files.chain(std::iter::once(&self.top)).map(|file| file.as_fd())
+    }
 }
 
 impl Node {
@@ -55,12 +108,14 @@ pub struct Machine {
     pub guest: Interpreter,
     /// What it stands on.
     pub node: Node,
+    disk: Option<Live>,
 }
 
-fn spec(start: Start, memory_mib: u32) -> MachineSpec {
+fn spec(start: Start, memory_mib: u32, disk: Option<DiskSpec>) -> MachineSpec {
     MachineSpec {
         start,
         memory_mib,
+        disks: disk.into_iter().collect(),
         console: Some(ConsoleSpec { input: Some(1), output: Some(2) }),
         rng: true,
         ..plain_spec()
@@ -70,14 +125,27 @@ fn spec(start: Start, memory_mib: u32) -> MachineSpec {
 impl Machine {
     /// Boots one in a process of its own.
     pub fn boot(memory_mib: u32) -> Self {
+        Self::boot_on(Node { memory_mib, ..Node::default() })
+    }
+
+    /// Boots one with a disk; the guest has yet to set it up.
+    pub fn boot_with_disk(memory_mib: u32, base: File) -> Self {
+        let disk = Some(Disk { base: Arc::new(base), layers: Vec::new() });
+        Self::boot_on(Node { memory_mib, disk, ..Node::default() })
+    }
+
+    fn boot_on(node: Node) -> Self {
         let (guest, input, output) = Interpreter::pipes();
         let mut vmm = Vmm::start();
         let kernel = Code::new().interpreter().kernel();
-        let op = Op::Create(Box::new(spec(plain_spec().start, memory_mib)));
-        let fds = [kernel.as_fd(), input.as_fd(), output.as_fd()];
+        let disk = node.disk.as_ref().map(Live::over);
+        let mut fds = vec![kernel.as_fd(), input.as_fd(), output.as_fd()];
+        let disk_spec = disk.as_ref().map(|disk| disk.spec(fds.len()));
+        fds.extend(disk.iter().flat_map(Live::fds));
+        let op = Op::Create(Box::new(spec(plain_spec().start, node.memory_mib, disk_spec)));
         assert_eq!(vmm.request_with(op, &fds), ResultBody::Done);
         vmm.done(Op::Start {});
-        Self { vmm, guest, node: Node { memory_mib, ..Node::default() } }
+        Self { vmm, guest, node, disk }
     }
 
     /// Starts a clone in a new process.
@@ -100,10 +168,13 @@ impl Machine {
         // The first descriptor would be the kernel of a machine that boots.
         let mut fds = vec![input.as_fd(), input.as_fd(), output.as_fd()];
         fds.extend(node.fds());
+        let disk = node.disk.as_ref().map(Live::over);
+        let disk_spec = disk.as_ref().map(|disk| disk.spec(fds.len()));
+        fds.extend(disk.iter().flat_map(Live::fds));
         let start = Start::Checkpoint(ChainSpec { new_identity: true, ..node.chain(3) });
-        vmm.send(Op::Create(Box::new(spec(start, node.memory_mib))), &fds).unwrap();
+        vmm.send(Op::Create(Box::new(spec(start, node.memory_mib, disk_spec))), &fds).unwrap();
         vmm.send(Op::Start {}, &[]).unwrap();
-        Self { vmm, guest, node: node.clone() }
+        Self { vmm, guest, node: node.clone(), disk }
     }
 
     /// Takes a checkpoint into `file`; it is not committed.
@@ -114,14 +185,35 @@ impl Machine {
 
     /// Asks for a checkpoint into `file`; the answer is still to come.
     pub fn begin_checkpoint(&mut self, id: &str, file: &File, background: bool) {
+        self.settle();
+        let next = self.disk.as_mut().map(|disk| &*disk.next.insert(Arc::new(memory_file())));
+        let mut fds = vec![file.as_fd()];
+        fds.extend(next.map(|file| file.as_fd()));
         let spec = CheckpointSpec {
             id: id.into(),
             file: 0,
-            overlays: Vec::new(),
+            overlays: (1..u32::try_from(fds.len()).unwrap()).collect(),
             meta: "{}".into(),
             background,
         };
-        self.vmm.send(Op::Checkpoint(spec), &[file.as_fd()]).unwrap();
+        self.vmm.send(Op::Checkpoint(spec), &fds).unwrap();
+    }
+
+    /// Finds out whether a checkpoint that was not committed left the disk on its new layer.
+    fn settle(&mut self) {
+        let Some(disk) = &mut self.disk else { return };
+        let Some(next) = &disk.next else { return };
+        let place = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        let wanted = place(next.metadata().unwrap());
+        let mut open = fs::read_dir(format!("/proc/{}/fd", self.vmm.child.id())).unwrap();
+        // One that was closed meanwhile is not the disk's.
+        let is_next = |entry: fs::DirEntry| {
+            fs::metadata(entry.path()).is_ok_and(|meta| place(meta) == wanted)
+        };
+        match open.any(|entry| is_next(entry.unwrap())) {
+            true => disk.switch(),
+            false => disk.next = None,
+        }
     }
 
     /// Takes and commits a checkpoint in a new file.
@@ -149,14 +241,28 @@ impl Machine {
         self.vmm.done(Op::Commit { id: id.into() });
         self.node.id = id.into();
         self.node.files.push(Arc::new(file));
+        if let Some(disk) = &mut self.disk {
+            disk.switch();
+            self.node.disk = Some(disk.sealed.clone());
+        }
     }
 
     /// Goes back to any checkpoint of the tree.
     pub fn roll_back(&mut self, node: &Node) -> RollbackInfo {
-        let op = Op::Rollback(RollbackSpec { chain: node.chain(0), disks: Vec::new() });
-        match self.vmm.request_with(op, &node.fds()) {
+        let mut fds = node.fds();
+        let disk = node.disk.as_ref().map(Live::over);
+        let disks = disk.iter().map(|disk| {
+            // All but the base, which stays.
+            let DiskSpec { layers, overlay, .. } = disk.spec(fds.len() - 1);
+            DiskRollback { layers, overlay: overlay.unwrap() }
+        });
+        let disks = disks.collect();
+        fds.extend(disk.iter().flat_map(|disk| disk.fds().skip(1)));
+        let op = Op::Rollback(RollbackSpec { chain: node.chain(0), disks });
+        match self.vmm.request_with(op, &fds) {
             ResultBody::Rollback(info) => {
                 self.node = node.clone();
+                self.disk = disk;
                 info
             }
             other => panic!("no rollback: {other:?}"),
