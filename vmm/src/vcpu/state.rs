@@ -1,9 +1,10 @@
 //! The state of a stopped vCPU: taken for a checkpoint, set for a clone or a rollback.
 //!
 //! The order of the calls matters (`Documentation/virt/kvm/api.rst`). Reading the run state first
-//! makes KVM finish what it has pending. When setting, the system registers come before the local
-//! APIC because they hold its mode, the local APIC before the model-specific registers because
-//! the TSC deadline needs its timer's mode, and events come last.
+//! makes KVM finish what it has pending, and reading the pending events puts the address of a page
+//! fault that waits for its delivery into CR2, before that is read. When setting, the system
+//! registers come before the local APIC because they hold its mode, the local APIC before the
+//! model-specific registers because the TSC deadline needs its timer's mode, and events come last.
 //!
 //! Saved state is as untrusted as the file it comes from: KVM checks what it is given, and a
 //! value it refuses is an error here.
@@ -138,6 +139,7 @@ impl VcpuState {
     /// [`StateError`] when KVM does not give a part.
     pub fn save(vcpu: &VcpuFd, msrs: &mut MsrList) -> Result<Self, StateError> {
         let mp_state = vcpu.get_mp_state().map_err(part("run state"))?;
+        let events = vcpu.get_vcpu_events().map_err(part("pending events"))?;
         let regs = vcpu.get_regs().map_err(part("registers"))?;
         let sregs = vcpu.get_sregs().map_err(part("system registers"))?;
         let xsave = vcpu.get_xsave().map_err(part("extended state"))?;
@@ -150,7 +152,6 @@ impl VcpuState {
             value: read_tsc(vcpu)?,
             offset: sys::tsc_offset(vcpu).ok(),
         };
-        let events = vcpu.get_vcpu_events().map_err(part("pending events"))?;
         let cpuid = vcpu.get_cpuid2(CPUID_MAX).map_err(part("features"))?.as_slice().to_vec();
         Ok(Self { cpuid, mp_state, regs, sregs, xsave, xcrs, debug_regs, lapic, events, msrs, tsc })
     }
