@@ -15,11 +15,13 @@ use std::sync::Arc;
 
 use coppice_image::{Image, PageIndex, PageSet, ReadError, Run, Source, View, ViewError};
 use thiserror::Error;
+use vm_memory::VolatileSlice;
+use vm_memory::bitmap::{AtomicBitmap, BS};
 
 use super::GuestRam;
 use super::pages::{self, Piece};
 use crate::sys::block_io;
-use crate::sys::mem::{self, FileMap};
+use crate::sys::mem;
 
 /// Runs at least this long are dropped when what lies under them is right: shorter ones are
 /// copied, which spares the guest the fault at its next access.
@@ -251,22 +253,27 @@ impl Backing {
         changed: &PageSet,
         target: Chain,
     ) -> Result<Replaced, BackingError> {
-        let mut maps = Maps(Vec::new());
-        for range in changed.runs() {
-            for run in target.view.runs(range) {
-                self.roll_back_run(ram, &target, &mut maps, &run).map_err(BackingError::Fill)?;
-            }
-        }
+        self.bring_back(ram, changed, &target).map_err(BackingError::Fill)?;
         drop(pages::take_own_writes(ram));
         let before = std::mem::replace(&mut self.current, Arc::new(target));
-        Ok(Replaced { _chain: before, _maps: maps })
+        Ok(Replaced { _chain: before })
     }
 
-    fn roll_back_run(
+    fn bring_back(&self, ram: &GuestRam, changed: &PageSet, target: &Chain) -> io::Result<()> {
+        let mut batch = Batch::new(target);
+        for range in changed.runs() {
+            for run in target.view.runs(range) {
+                self.roll_back_run(ram, target, &mut batch, &run)?;
+            }
+        }
+        batch.read()
+    }
+
+    fn roll_back_run<'a>(
         &self,
-        ram: &GuestRam,
+        ram: &'a GuestRam,
         target: &Chain,
-        maps: &mut Maps,
+        batch: &mut Batch<'a>,
         run: &Run,
     ) -> io::Result<()> {
         if run.count >= FORGET_PAGES {
@@ -281,36 +288,83 @@ impl Backing {
                 pages::clear(ram, run.first..run.end());
                 Ok(())
             }
-            Source::Layer { layer, page } => copy_run(ram, maps.of(target, layer)?, run, page),
+            Source::Layer { layer, page } => placed(ram, run, page).try_for_each(|placed| {
+                let (piece, at) = placed?;
+                batch.add(layer, at, piece.slice().ok_or(io::ErrorKind::InvalidInput)?)
+            }),
         }
     }
 }
 
-/// What a rollback needs no more. Dropping it closes files and ends mappings, which can wait until
-/// the machine runs.
+/// What a rollback needs no more. Dropping it closes files, which can wait until the machine runs.
 pub struct Replaced {
     _chain: Arc<Chain>,
-    _maps: Maps,
 }
 
-/// Layers mapped for copying from them, by number. Reading through a mapping costs half of what
-/// `pread` does for short runs.
-struct Maps(Vec<(u16, FileMap)>);
+/// Parts of guest memory whose content lies one behind the other in a layer's file, to be read
+/// by one call. A layer holds its pages in order, so a rollback reads most of them in a few calls,
+/// and a call costs less than mapping the file and taking the mapping down again.
+struct Batch<'a> {
+    chain: &'a Chain,
+    layer: u16,
+    /// Where the parts lie in the file, in bytes.
+    place: Range<u64>,
+    parts: Vec<Slice<'a>>,
+}
 
-impl Maps {
-    /// The mapping of a layer of `chain`, which is made when it is first asked for.
-    fn of(&mut self, chain: &Chain, layer: u16) -> io::Result<&FileMap> {
-        let at = self.0.iter().position(|(of, _)| *of == layer);
-        let at = match at {
-            Some(at) => at,
-            None => {
-                let file = chain.file(layer)?;
-                let size = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-                self.0.push((layer, FileMap::new(file.as_fd(), size)?));
-                self.0.len() - 1
-            }
-        };
-        self.0.get(at).map(|(_, map)| map).ok_or_else(|| io::ErrorKind::NotFound.into())
+type Slice<'a> = VolatileSlice<'a, BS<'a, AtomicBitmap>>;
+
+impl<'a> Batch<'a> {
+    fn new(chain: &'a Chain) -> Self {
+        Self { chain, layer: 0, place: 0..0, parts: Vec::with_capacity(block_io::MAX_PARTS) }
+    }
+
+    /// Adds a part with content at `at` of the layer's file, after reading the others if it does
+    /// not go with them.
+    fn add(&mut self, layer: u16, at: u64, part: Slice<'a>) -> io::Result<()> {
+        let follows = layer == self.layer && at == self.place.end;
+        if !follows || self.parts.len() == block_io::MAX_PARTS {
+            self.read()?;
+            (self.layer, self.place) = (layer, at..at);
+        }
+        let len = u64::try_from(part.len()).map_err(io::Error::other)?;
+        self.place.end = at.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
+        self.parts.push(part);
+        Ok(())
+    }
+
+    /// Reads what was added.
+    fn read(&mut self) -> io::Result<()> {
+        if self.parts.is_empty() {
+            return Ok(());
+        }
+        let file = self.chain.file(self.layer)?;
+        read_parts(file, &self.parts, self.place.start)?;
+        self.parts.clear();
+        Ok(())
+    }
+}
+
+/// Fills all of `parts` from `at` on.
+fn read_parts(file: &File, parts: &[Slice<'_>], mut at: u64) -> io::Result<()> {
+    let mut done = 0;
+    loop {
+        // What earlier calls have read is left out.
+        let mut skip = done;
+        let rest = parts.iter().filter_map(move |part| {
+            let skipped = skip.min(part.len());
+            skip -= skipped;
+            part.offset(skipped).ok().filter(|part| !part.is_empty())
+        });
+        if rest.clone().next().is_none() {
+            return Ok(());
+        }
+        let count = block_io::read_at(file.as_fd(), rest, at)?;
+        if count == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        done += count;
+        at += u64::try_from(count).map_err(io::Error::other)?;
     }
 }
 
@@ -354,27 +408,9 @@ fn forget_run(ram: &GuestRam, run: &Run) -> io::Result<()> {
         .try_for_each(|piece| mem::forget_writes(piece.region, piece.offset, piece.len))
 }
 
-fn copy_run(ram: &GuestRam, from: &FileMap, run: &Run, page: u64) -> io::Result<()> {
-    for placed in placed(ram, run, page) {
-        let (piece, at) = placed?;
-        let to = piece.slice().ok_or(io::ErrorKind::InvalidInput)?;
-        from.read(at, piece.len)?.copy_to_volatile_slice(to);
-    }
-    Ok(())
-}
-
 fn read_run(ram: &GuestRam, file: &File, run: &Run, page: u64) -> io::Result<()> {
-    for placed in placed(ram, run, page) {
-        let (piece, mut at) = placed?;
-        let mut rest = piece.slice();
-        while let Some(slice) = rest.take().filter(|slice| !slice.is_empty()) {
-            let count = block_io::read_at(file.as_fd(), std::iter::once(slice), at)?;
-            if count == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            at += u64::try_from(count).map_err(io::Error::other)?;
-            rest = slice.offset(count).ok();
-        }
-    }
-    Ok(())
+    placed(ram, run, page).try_for_each(|placed| {
+        let (piece, at) = placed?;
+        read_parts(file, &[piece.slice().ok_or(io::ErrorKind::InvalidInput)?], at)
+    })
 }

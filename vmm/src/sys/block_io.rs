@@ -10,7 +10,7 @@ use vm_memory::bitmap::BitmapSlice;
 use super::check;
 
 /// Pieces given to one system call; more take another call. Small enough for the stack.
-const MAX_IOVECS: usize = 64;
+pub const MAX_PARTS: usize = 64;
 
 /// Reads from `offset` of a file into guest memory, in the order of `slices`, and marks what was
 /// read into as dirty. Returns how many bytes were read: 0 at the end of the file or without
@@ -31,7 +31,7 @@ pub fn read_at<'a, B: BitmapSlice + 'a>(
         unsafe { libc::preadv(file.as_raw_fd(), iovecs.as_ptr(), count, offset) }
     });
     // Even a failed call may have written some of it.
-    for slice in slices.take(MAX_IOVECS) {
+    for slice in slices.take(MAX_PARTS) {
         slice.bitmap().mark_dirty(0, slice.len());
     }
     result
@@ -87,8 +87,8 @@ fn fallocate(file: BorrowedFd<'_>, mode: libc::c_int, offset: u64, len: u64) -> 
 /// the slice (no backend of ours maps on demand), so the pointers need no guard.
 fn gather<'a, B: BitmapSlice + 'a>(
     slices: impl Iterator<Item = VolatileSlice<'a, B>>,
-) -> ([libc::iovec; MAX_IOVECS], libc::c_int) {
-    let mut iovecs = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_IOVECS];
+) -> ([libc::iovec; MAX_PARTS], libc::c_int) {
+    let mut iovecs = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PARTS];
     let mut count = 0;
     for (iovec, slice) in iovecs.iter_mut().zip(slices) {
         iovec.iov_base = slice.ptr_guard_mut().as_ptr().cast();

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
-use vm_memory::VolatileSlice;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::mmap::MmapRegion;
 
@@ -167,58 +166,6 @@ fn part<B: Bitmap>(
     match offset.checked_add(len) {
         Some(end) if end <= region.size() => Ok(region.as_ptr().wrapping_add(offset).cast()),
         _ => Err(io::ErrorKind::InvalidInput.into()),
-    }
-}
-
-/// A file mapped for reading, given back as a whole on drop.
-///
-/// Its content must not change and it must not become shorter, as for files under guest RAM.
-#[derive(Debug)]
-pub struct FileMap {
-    start: *mut libc::c_void,
-    size: usize,
-}
-
-impl FileMap {
-    /// Maps the first `size` bytes of `file`.
-    ///
-    /// # Errors
-    /// Those of `mmap`.
-    pub fn new(file: BorrowedFd<'_>, size: usize) -> io::Result<Self> {
-        let (prot, flags) = (libc::PROT_READ, libc::MAP_SHARED);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing one.
-        let start = unsafe { libc::mmap(ptr::null_mut(), size, prot, flags, file.as_raw_fd(), 0) };
-        if start == libc::MAP_FAILED {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(Self { start, size })
-        }
-    }
-
-    /// A part of the file, with its pages brought in, so that a file that cannot be read is an
-    /// error here.
-    ///
-    /// # Errors
-    /// `UnexpectedEof` for a part that is not in the file, or those of reading it.
-    pub fn read(&self, offset: u64, len: usize) -> io::Result<VolatileSlice<'_>> {
-        let end = || usize::try_from(offset).ok()?.checked_add(len).filter(|end| *end <= self.size);
-        let end = end().ok_or(io::ErrorKind::UnexpectedEof)?;
-        let start = self.start.wrapping_byte_add(end - len);
-        // SAFETY: the range lies in a live mapping; its content does not change.
-        match check(unsafe { libc::madvise(start, len, libc::MADV_POPULATE_READ) }) {
-            // Kernels older than 5.14 bring pages in when they are read.
-            Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
-            _ => {}
-        }
-        // SAFETY: the range lies in the mapping, which lives as long as the slice.
-        Ok(unsafe { VolatileSlice::new(start.cast(), len) })
-    }
-}
-
-impl Drop for FileMap {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nothing refers to it any more.
-        unsafe { libc::munmap(self.start, self.size) };
     }
 }
 
