@@ -27,6 +27,7 @@ const CRATE_EDGES: &[(&str, &[&str])] = &[
         &["coppice-vmm-protocol", "coppice-agent-protocol", "coppice-image", "coppice-micro"],
     ),
     ("coppice-lab", &[]),
+    ("coppice-inject", &[]),
     ("xtask", &["coppice-lab"]),
     (
         "coppice-benches",

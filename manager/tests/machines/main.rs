@@ -7,4 +7,5 @@ mod common;
 mod cycles;
 mod depth;
 mod faults;
+mod inject;
 mod scene;

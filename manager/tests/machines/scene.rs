@@ -11,6 +11,7 @@ use coppice_micro::{Code, Interpreter};
 use coppice_vmm_protocol::{
     BootSpec, ChainSpec, ConsoleSpec, DiskSpec, MachineSpec, Start, VsockSpec,
 };
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::program;
 
@@ -122,6 +123,11 @@ impl Scene {
         (vmm, guest)
     }
 
+    /// Where a checkpoint's file is.
+    pub(crate) fn checkpoint_file(&self, meta: &Meta) -> PathBuf {
+        self.store.path().join("checkpoints").join(format!("{}.ckpt", meta.id))
+    }
+
     /// Nothing in the store is damaged, down to every page.
     pub(crate) fn assert_whole(&self) {
         let report = self.store.check(true, false).unwrap();
@@ -138,6 +144,21 @@ impl Scene {
             names("checkpoints").chain(names("layers")).chain(names("sandboxes")).collect();
         all.sort();
         all
+    }
+}
+
+impl Drop for Scene {
+    /// A test that fails leaves no machine behind.
+    fn drop(&mut self) {
+        for entry in self.store.sandboxes().unwrap_or_default() {
+            let process = entry.record.ok().and_then(|record| record.process);
+            let process = process.filter(|_| entry.alive);
+            if let Some(pid) =
+                process.and_then(|process| Pid::from_raw(process.pid.try_into().ok()?))
+            {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
     }
 }
 
