@@ -54,6 +54,7 @@ mod section;
 mod view;
 mod writer;
 
+pub use checksum::make_ready;
 pub use header::{BUILD_MAX, CpuIdentity, CpuMismatch, FORMAT_VERSION, HeaderError, HeaderInfo};
 pub use index::{Extent, IndexError, MAX_EXTENTS, PageIndex};
 pub use page_set::{PageSet, Runs};

@@ -156,18 +156,28 @@ impl VcpuState {
         Ok(Self { cpuid, mp_state, regs, sregs, xsave, xcrs, debug_regs, lapic, events, msrs, tsc })
     }
 
-    /// Makes a stopped vCPU what it was. `shift` is the machine's.
+    /// Begins to make a stopped vCPU what it was, with all parts that KVM sets without a look at
+    /// guest memory, which may be filled meanwhile.
     ///
     /// # Errors
     /// [`StateError`] when KVM does not take a part; the vCPU is then of no use.
-    pub fn restore(&self, vcpu: &VcpuFd, shift: TscShift) -> Result<(), StateError> {
+    pub fn begin_restore(&self, vcpu: &VcpuFd) -> Result<(), StateError> {
         self.restore_features(vcpu)?;
         vcpu.set_mp_state(self.mp_state).map_err(part("run state"))?;
         vcpu.set_regs(&self.regs).map_err(part("registers"))?;
-        vcpu.set_sregs(&self.sregs).map_err(part("system registers"))?;
         sys::set_xsave(vcpu, &self.xsave).map_err(part("extended state"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(part("extended control registers"))?;
-        vcpu.set_debug_regs(&self.debug_regs).map_err(part("debug registers"))?;
+        vcpu.set_debug_regs(&self.debug_regs).map_err(part("debug registers"))
+    }
+
+    /// Does the rest when guest memory is what it was: system registers can make KVM read page
+    /// tables, and some of the model-specific ones are addresses that it writes to. `shift` is
+    /// the machine's.
+    ///
+    /// # Errors
+    /// [`StateError`] when KVM does not take a part; the vCPU is then of no use.
+    pub fn finish_restore(&self, vcpu: &VcpuFd, shift: TscShift) -> Result<(), StateError> {
+        vcpu.set_sregs(&self.sregs).map_err(part("system registers"))?;
         vcpu.set_lapic(&self.lapic).map_err(part("local interrupt controller"))?;
         // Before the registers: the deadline of its timer is among them.
         self.restore_tsc(vcpu, shift)?;

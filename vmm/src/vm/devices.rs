@@ -16,10 +16,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::spec::{self, Disk, Spec};
 use super::wires::Wires;
-use crate::devices::legacy::{AcpiRegisters, I8042, PvPanic, Serial, VmGenId, VmGenIdError};
+use crate::devices::legacy::{AcpiRegisters, I8042, PvPanic, Serial, VmGenId};
 use crate::devices::virtio::balloon::Balloon;
 use crate::devices::virtio::blk::{Backend, Blk, DiskError, Overlay, Raw};
-use crate::devices::virtio::io_thread::{IoThread, IoThreadError, Source};
+use crate::devices::virtio::io_thread::{IoThread, IoThreadError, Source, SpareIoThread};
 use crate::devices::virtio::mmio::MmioTransport;
 use crate::devices::virtio::rng::Rng;
 use crate::devices::virtio::vsock::{Vsock, VsockConfig, VsockError};
@@ -27,7 +27,6 @@ use crate::devices::virtio::{Interrupt, VirtioDevice};
 use crate::devices::{GuestSignals, RangeError, SharedDevice};
 use crate::memory::GuestRam;
 use crate::memory::layout;
-use crate::sys::thread::SpareThread;
 use crate::vcpu::Buses;
 
 /// Why a device cannot be made.
@@ -48,9 +47,6 @@ pub enum DeviceError {
     /// The console's descriptors cannot be used.
     #[error("the serial console cannot be made")]
     Serial(#[source] io::Error),
-    /// The generation ID cannot be written.
-    #[error(transparent)]
-    VmGenId(#[from] VmGenIdError),
     /// There are more virtio devices than windows.
     #[error("the machine has more than {} virtio devices: leave some out", layout::VIRTIO_MAX)]
     TooMany,
@@ -80,11 +76,9 @@ impl DeviceError {
             Self::Disk { .. } => ErrorKind::Disk,
             Self::Vsock(_) => ErrorKind::Vsock,
             Self::TooMany => ErrorKind::BadRequest,
-            Self::Serial(_)
-            | Self::VmGenId(_)
-            | Self::Range(_)
-            | Self::Event { .. }
-            | Self::Thread(_) => ErrorKind::Host,
+            Self::Serial(_) | Self::Range(_) | Self::Event { .. } | Self::Thread(_) => {
+                ErrorKind::Host
+            }
         }
     }
 }
@@ -94,7 +88,7 @@ const DISK_THREAD: &str = "disk-io";
 const THREAD: &str = "io";
 
 /// Threads for the devices of a machine to come.
-pub(super) struct SpareThreads(SpareThread, SpareThread);
+pub(super) struct SpareThreads(SpareIoThread, SpareIoThread);
 
 impl SpareThreads {
     /// Makes them.
@@ -118,8 +112,8 @@ pub(super) struct Devices {
     /// The disks in the order of the spec.
     disks: Vec<Arc<Mutex<Blk>>>,
     balloon: Option<Arc<Mutex<Balloon>>>,
-    /// Events that no device took; closing them would take time now.
-    _spare: Wires,
+    /// Events and threads that no device took; giving them back would take time now.
+    _spare: (Wires, Vec<SpareIoThread>),
 }
 
 /// A virtio device as the machine handles it.
@@ -181,15 +175,18 @@ impl Devices {
         // A disk may stall on its host file; streams and memory must not stall with it.
         let mut threads = Vec::new();
         let SpareThreads(disk_thread, other_thread) = spare;
-        let served = [(DISK_THREAD, disk_thread, disk_sources), (THREAD, other_thread, others)];
-        for (name, thread, sources) in served {
-            if !sources.is_empty() {
-                threads.push(IoThread::spawn_on(thread, name, sources)?);
+        let mut idle = Vec::new();
+        for (thread, sources) in [(disk_thread, disk_sources), (other_thread, others)] {
+            if sources.is_empty() {
+                idle.push(thread);
+            } else {
+                threads.push(IoThread::spawn_on(thread, sources)?);
             }
         }
         let Builder { buses, windows, .. } = builder;
         let buses = Arc::new(buses);
-        Ok(Self { threads, buses, serial, generation, windows, disks, balloon, _spare: wires })
+        let spare = (wires, idle);
+        Ok(Self { threads, buses, serial, generation, windows, disks, balloon, _spare: spare })
     }
 
     /// What the vCPUs can reach.
@@ -286,8 +283,7 @@ impl Builder<'_> {
             self.buses.port.insert(start.into(), count.into(), device)?;
         }
         let line = self.wires.line("vmgenid", layout::GED_GSI)?;
-        let generation = VmGenId::new(self.ram, line)?;
-        Ok((serial, generation))
+        Ok((serial, VmGenId::new(line)))
     }
 
     /// Puts a device behind the next free window; returns what drives it.

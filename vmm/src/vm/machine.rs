@@ -14,6 +14,7 @@ use coppice_image::{CpuIdentity, SealedMap};
 use coppice_vmm_protocol::{VmState, VmStatus};
 use vm_memory::bitmap::AtomicBitmap;
 
+use self::checkpoint::begin_restore;
 pub(super) use self::checkpoint::{Running, Written};
 pub(super) use self::fork::ForkError;
 use self::memory::Memory;
@@ -28,6 +29,7 @@ use crate::devices::GuestSignals;
 use crate::memory::backing::Backing;
 use crate::memory::{self as ram_memory, GuestRam};
 use crate::sys::kvm::VmWithRam;
+use crate::sys::thread::Begun;
 use crate::vcpu::state::MsrList;
 use crate::vcpu::{Command, Ending, Vcpu};
 
@@ -72,7 +74,10 @@ impl Machine {
                         .map_err(|source| VmError::Cpu { index: 0, source })?;
                 }
                 let backing = Backing::empty(shell.vm.ram());
-                let mut machine = Self::assemble(shell, spec, Vec::new(), backing, signals)?;
+                let mut machine =
+                    Self::assemble(shell, spec, Vec::new(), signals, |_| Ok(backing))?;
+                let first = machine.devices.first_generation(machine.vm.ram());
+                first.map_err(VmError::Generation)?;
                 machine.kernel = boot::kernel_state(&boot.kernel);
                 Ok(machine)
             }
@@ -80,7 +85,7 @@ impl Machine {
                 let checkpoint = Saved::open(layers)?;
                 let chain = checkpoint.chain(ram_memory::pages_of(spec.memory_mib))?;
                 let depth = if shell.is_some() { Depth::PageCache } else { Depth::PageTables };
-                let map = |ram: &Arc<GuestRam>| {
+                let map = move |ram: &Arc<GuestRam>| {
                     let backing = Backing::map(ram, chain).map_err(SavedError::from)?;
                     // From here on beside all the rest, KVM's wait included.
                     let prefetch = working_set
@@ -89,14 +94,21 @@ impl Machine {
                         .map_err(VmError::Prefetch)?;
                     Ok((backing, prefetch))
                 };
-                let (shell, (backing, prefetch)) = fill(shell, &spec, map)?;
+                let (shell, filling) = begin_fill(shell, &spec, map)?;
                 let shape = shape_of(&spec);
                 let kernel = checkpoint.check(&shape, &shell.identity)?;
                 let maps = checkpoint.disk_maps(shape.overlays)?;
-                let mut machine = Self::assemble(shell, spec, maps, backing, signals)?;
+                let state = checkpoint.state(shell.vcpus.len())?;
+                let mut prefetch = None;
+                let mut machine = Self::assemble(shell, spec, maps, signals, |vcpus| {
+                    begin_restore(vcpus, &state)?;
+                    let (backing, started) = filling.wait()?;
+                    prefetch = started;
+                    Ok(backing)
+                })?;
                 machine.kernel = kernel;
                 machine.prefetch = prefetch;
-                machine.restore(&checkpoint)?;
+                machine.restore(&state)?;
                 if new_identity && let Some(kernel) = &kernel {
                     fork::forget_boot_id(machine.vm.ram(), kernel)?;
                 }
@@ -106,13 +118,14 @@ impl Machine {
         }
     }
 
-    /// Puts devices and vCPU threads around a shell whose memory is filled.
+    /// Puts devices and vCPU threads around a shell. `fill` gives what its memory stands on when
+    /// it is filled.
     fn assemble(
         shell: Shell,
         spec: Spec,
         maps: Vec<Vec<SealedMap>>,
-        backing: Backing,
         signals: &GuestSignals,
+        fill: impl FnOnce(&[Vcpu]) -> Result<Backing, VmError>,
     ) -> Result<Self, VmError> {
         let Shell { vm, vcpus: fds, identity, msrs, pagemap, memory_mib, .. } = shell;
         let (vcpu_threads, device_threads) = (shell.vcpu_threads, shell.device_threads);
@@ -124,8 +137,8 @@ impl Machine {
                 let buses = devices.buses();
                 Vcpu::start(fd, index, Arc::clone(&vm), buses, signals.clone(), thread)
             })
-            .collect::<Result<_, _>>()?;
-        let memory = Memory::new(Arc::clone(&vm), backing, pagemap);
+            .collect::<Result<Vec<_>, _>>()?;
+        let memory = Memory::new(Arc::clone(&vm), fill(&vcpus)?, pagemap);
         let unsaved_maps = Vec::new();
         Ok(Self {
             vcpus,
@@ -239,4 +252,39 @@ fn fill<T: Send>(
     shell.check(spec.vcpus, spec.memory_mib)?;
     let filled = by(shell.vm.ram())?;
     Ok((shell, filled))
+}
+
+/// Memory that is filled or being filled.
+enum Filling<T> {
+    Done(T),
+    Begun(Begun<Result<T, VmError>>),
+}
+
+impl<T> Filling<T> {
+    fn wait(self) -> Result<T, VmError> {
+        match self {
+            Self::Done(filled) => Ok(filled),
+            Self::Begun(begun) => begun.wait().map_err(VmError::Loader)?,
+        }
+    }
+}
+
+/// As [`fill`], but in a shell that is there the thread of the first vCPU, which has nothing to
+/// run yet, fills the memory while this one goes on.
+fn begin_fill<T: Send + 'static>(
+    shell: Option<Shell>,
+    spec: &Spec,
+    by: impl FnOnce(&Arc<GuestRam>) -> Result<T, VmError> + Send + 'static,
+) -> Result<(Shell, Filling<T>), VmError> {
+    let Some(shell) = shell else {
+        let (shell, filled) = Shell::with(spec.vcpus, spec.memory_mib, by)?;
+        return Ok((shell, Filling::Done(filled)));
+    };
+    shell.check(spec.vcpus, spec.memory_mib)?;
+    let ram = Arc::clone(shell.vm.ram());
+    let filling = match shell.vcpu_threads.first() {
+        Some(thread) => Filling::Begun(thread.begin(move || by(&ram)).map_err(VmError::Loader)?),
+        None => Filling::Done(by(&ram)?),
+    };
+    Ok((shell, filling))
 }

@@ -95,19 +95,22 @@ impl Shell {
     }
 
     /// Does ahead of time what only the first machine of a process has to wait for: its code comes
-    /// into memory, KVM says which registers it has, and events are bound to the machine.
+    /// into memory, what depends on the processor is chosen, KVM says which registers it has, and
+    /// events are bound to the machine.
     ///
     /// # Errors
     /// [`VmError`]: KVM does not give or take a vCPU's state.
     pub(super) fn rehearse(&mut self) -> Result<(), VmError> {
         process::load_code();
+        coppice_image::make_ready();
         self.wires.make_ready()?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let failed = |source| SavedError::Vcpu { index, source };
             let state = VcpuState::save(vcpu, &mut self.msrs).map_err(failed)?;
             let bytes = state.encode().map_err(failed)?;
             let state = VcpuState::decode(&bytes).map_err(failed)?;
-            state.restore(vcpu, TscShift(0)).map_err(failed)?;
+            state.begin_restore(vcpu).map_err(failed)?;
+            state.finish_restore(vcpu, TscShift(0)).map_err(failed)?;
         }
         let irqchip = Irqchip::save(self.vm.vm()).map_err(SavedError::from)?;
         irqchip.restore(self.vm.vm()).map_err(SavedError::from)?;

@@ -33,20 +33,24 @@ pub struct VmGenId {
 }
 
 impl VmGenId {
-    /// Writes a first ID. `line` is the irqfd of [`crate::memory::layout::GED_GSI`].
+    /// There is no ID yet. `line` is the irqfd of [`crate::memory::layout::GED_GSI`].
+    pub fn new(line: Arc<EventFd>) -> Self {
+        Self { line }
+    }
+
+    /// Writes the first ID of a machine that boots, which is no news to its guest.
     ///
     /// # Errors
     /// When the host has no random bytes or guest memory lacks the page.
-    pub fn new(ram: &GuestRam, line: Arc<EventFd>) -> Result<Self, VmGenIdError> {
-        write_id(ram)?;
-        Ok(Self { line })
+    pub fn begin(&self, ram: &GuestRam) -> Result<(), VmGenIdError> {
+        write_id(ram)
     }
 
     /// Writes a new ID and tells the guest. To be called before the vCPUs of a clone or of a
     /// rolled-back machine run, so that the guest handles the change first.
     ///
     /// # Errors
-    /// As for [`VmGenId::new`]; the guest was then not told.
+    /// As for [`VmGenId::begin`]; the guest was then not told.
     pub fn regenerate(&self, ram: &GuestRam) -> Result<(), VmGenIdError> {
         write_id(ram)?;
         // A full counter means that the interrupt is already pending.
@@ -82,7 +86,7 @@ mod tests {
     #[test]
     fn a_new_machine_has_an_id_and_no_interrupt() {
         let (ram, line) = (ram(0x10_0000), line());
-        VmGenId::new(&ram, Arc::clone(&line)).unwrap();
+        VmGenId::new(Arc::clone(&line)).begin(&ram).unwrap();
         assert_ne!(id(&ram), [0; LEN]);
         assert!(line.read().is_err());
     }
@@ -90,7 +94,8 @@ mod tests {
     #[test]
     fn a_new_generation_differs_and_is_announced() {
         let (ram, line) = (ram(0x10_0000), line());
-        let vmgenid = VmGenId::new(&ram, Arc::clone(&line)).unwrap();
+        let vmgenid = VmGenId::new(Arc::clone(&line));
+        vmgenid.begin(&ram).unwrap();
         let before = id(&ram);
         vmgenid.regenerate(&ram).unwrap();
         assert_ne!(id(&ram), before);
@@ -99,6 +104,7 @@ mod tests {
 
     #[test]
     fn memory_without_the_page_is_an_error() {
-        assert!(matches!(VmGenId::new(&ram(0x1000), line()), Err(VmGenIdError::Memory(_))));
+        let begun = VmGenId::new(line()).begin(&ram(0x1000));
+        assert!(matches!(begun, Err(VmGenIdError::Memory(_))));
     }
 }

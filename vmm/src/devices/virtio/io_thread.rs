@@ -60,6 +60,15 @@ pub struct Source {
     pub queue_events: Vec<Arc<EventFd>>,
 }
 
+/// A thread that waits for devices to come, with what it will watch their events by. Dropping it
+/// ends the thread.
+pub struct SpareIoThread {
+    name: &'static str,
+    control: Arc<Control>,
+    events: EventManager<Subscriber>,
+    thread: SpareThread,
+}
+
 /// A running I/O thread. Dropping it stops the thread and waits for its end.
 #[derive(Debug)]
 pub struct IoThread {
@@ -117,53 +126,42 @@ impl IoThread {
     /// Makes a thread for devices to come. `name` is shown by the kernel, up to 15 bytes.
     ///
     /// # Errors
-    /// [`IoThreadError::Start`].
-    pub fn spare(name: &str) -> Result<SpareThread, IoThreadError> {
-        SpareThread::new(name, STACK_SIZE)
-            .map_err(|source| IoThreadError::Start { name: name.to_owned(), source })
-    }
-
-    /// Starts a thread that serves `sources`; see [`IoThread::spawn_on`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn spawn(name: &str, sources: Vec<Source>) -> Result<Self, IoThreadError> {
-        Self::spawn_on(Self::spare(name)?, name, sources)
-    }
-
-    /// Has `thread`, whose name is `name`, serve `sources`.
-    ///
-    /// All descriptors are watched when this returns, so no kick is missed.
-    ///
-    /// # Errors
-    /// [`IoThreadError`] when the process is out of descriptors, memory or threads, or when a
-    /// descriptor is given twice.
-    pub fn spawn_on(
-        thread: SpareThread,
-        name: &str,
-        sources: Vec<Source>,
-    ) -> Result<Self, IoThreadError> {
+    /// [`IoThreadError`] when the process is out of descriptors, memory or threads.
+    pub fn spare(name: &'static str) -> Result<SpareIoThread, IoThreadError> {
         let start_error = |source| IoThreadError::Start { name: name.to_owned(), source };
         let watch_error = |source| IoThreadError::Watch { name: name.to_owned(), source };
-
         let control = Arc::new(Control {
             state: Mutex::new((Wish::Run, false)),
             changed: Condvar::new(),
             wake: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(start_error)?,
         });
-        let mut subscribers = vec![Subscriber::Wake(Arc::clone(&control))];
-        subscribers.extend(sources.into_iter().map(Subscriber::Device));
-
         let mut events = EventManager::new_with_capacity(READY_EVENTS).map_err(watch_error)?;
-        for subscriber in subscribers {
-            let watched = subscriber.watched();
-            let id = events.add_subscriber(subscriber);
-            let mut ops = events.event_ops(id).map_err(watch_error)?;
-            for (fd, data) in watched {
-                ops.add(Events::with_data_raw(fd, data, EventSet::IN)).map_err(watch_error)?;
-            }
-        }
+        watch(&mut events, Subscriber::Wake(Arc::clone(&control))).map_err(watch_error)?;
+        let thread = SpareThread::new(name, STACK_SIZE).map_err(start_error)?;
+        Ok(SpareIoThread { name, control, events, thread })
+    }
 
+    /// Starts a thread that serves `sources`; see [`IoThread::spawn_on`].
+    ///
+    /// # Errors
+    /// As there, and those of [`IoThread::spare`].
+    pub fn spawn(name: &'static str, sources: Vec<Source>) -> Result<Self, IoThreadError> {
+        Self::spawn_on(Self::spare(name)?, sources)
+    }
+
+    /// Has `spare` serve `sources`.
+    ///
+    /// All descriptors are watched when this returns, so no kick is missed.
+    ///
+    /// # Errors
+    /// [`IoThreadError`] when the process is out of watches, or when a descriptor is given twice.
+    pub fn spawn_on(spare: SpareIoThread, sources: Vec<Source>) -> Result<Self, IoThreadError> {
+        let SpareIoThread { name, control, mut events, thread } = spare;
+        let start_error = |source| IoThreadError::Start { name: name.to_owned(), source };
+        let watch_error = |source| IoThreadError::Watch { name: name.to_owned(), source };
+        for source in sources {
+            watch(&mut events, Subscriber::Device(source)).map_err(watch_error)?;
+        }
         let followed = Arc::clone(&control);
         let thread = thread.run(move || run(&mut events, &followed)).map_err(start_error)?;
         Ok(Self { control, thread: Some(thread) })
@@ -181,9 +179,11 @@ impl IoThread {
         );
     }
 
-    /// Undoes [`IoThread::pause`].
+    /// Undoes [`IoThread::pause`]; a thread that was not paused is left alone.
     pub fn resume(&self) {
-        drop(self.control.tell(Wish::Run));
+        if self.control.state().0 == Wish::Pause {
+            drop(self.control.tell(Wish::Run));
+        }
     }
 }
 
@@ -211,6 +211,20 @@ fn run(events: &mut EventManager<Subscriber>, control: &Control) {
     control.changed.notify_all();
 }
 
+/// Adds a subscriber with all its events.
+fn watch(
+    events: &mut EventManager<Subscriber>,
+    subscriber: Subscriber,
+) -> Result<(), event_manager::Error> {
+    let watched = subscriber.watched();
+    let id = events.add_subscriber(subscriber);
+    let mut ops = events.event_ops(id)?;
+    for (fd, data) in watched {
+        ops.add(Events::with_data_raw(fd, data, EventSet::IN))?;
+    }
+    Ok(())
+}
+
 enum Subscriber {
     Wake(Arc<Control>),
     Device(Source),
@@ -231,7 +245,7 @@ impl Subscriber {
 }
 
 impl MutEventSubscriber for Subscriber {
-    /// Registration happens in [`IoThread::spawn`], which can report a failure.
+    /// Registration happens in [`watch`], which can report a failure.
     fn init(&mut self, _ops: &mut EventOps) {}
 
     fn process(&mut self, events: Events, _ops: &mut EventOps) {

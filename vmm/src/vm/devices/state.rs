@@ -52,6 +52,14 @@ impl Devices {
         Ok(())
     }
 
+    /// Gives a machine that boots its first generation ID. To be called when its memory is filled.
+    ///
+    /// # Errors
+    /// [`VmGenIdError`] when the host has no random bytes.
+    pub(in crate::vm) fn first_generation(&self, ram: &GuestRam) -> Result<(), VmGenIdError> {
+        self.generation.begin(ram)
+    }
+
     /// Gives the machine a new generation ID and announces it, for a clone or a rollback. To be
     /// called when memory and interrupt controllers are restored and before the vCPUs run.
     ///

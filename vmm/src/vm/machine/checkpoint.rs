@@ -9,12 +9,13 @@ use coppice_vmm_protocol::{CheckpointInfo, RollbackInfo};
 
 use super::Machine;
 use super::fork;
-use super::saved::{MachinePart, Saved, SavedError, Shape, VERSION};
+use super::saved::{MachinePart, Saved, SavedError, Shape, State, VERSION};
 use crate::boot::KernelState;
 use crate::checkpoint::{Capture, Finished, Job, JobError, Order, Part, Spare};
 use crate::devices::virtio::blk::{DiskError, Layering, SealedLayer};
 use crate::memory::backing::Replaced;
 use crate::memory::{backing, pages};
+use crate::vcpu::Vcpu;
 use crate::vcpu::state::{VcpuState, forget_translations};
 use crate::vm::board::{Clock, Irqchip};
 use crate::vm::error::VmError;
@@ -252,18 +253,15 @@ impl Machine {
         Shape { vcpus: self.vcpus.len(), memory_mib: self.memory_mib, overlays }
     }
 
-    /// Sets vCPUs, interrupt controllers, clock and devices of the paused machine to what a
-    /// checkpoint has; memory and disks are there already. The guest is told that its time line
+    /// Sets vCPUs, after [`begin_restore`], interrupt controllers, clock and devices of the paused
+    /// machine to what a checkpoint has; memory and disks are there already. The guest is told that its time line
     /// forked.
     ///
     /// # Errors
     /// [`VmError`]; the machine must not run then.
-    pub(super) fn restore(&self, saved: &Saved) -> Result<(), VmError> {
-        let vcpus = saved.vcpus(self.vcpus.len())?;
-        let (irqchip, clock) = saved.board()?;
-        let devices = saved.devices()?;
-        self.set(&vcpus, &irqchip, &clock)?;
-        self.devices.restore(&devices).map_err(SavedError::from)?;
+    pub(super) fn restore(&self, state: &State) -> Result<(), VmError> {
+        self.set(state)?;
+        self.devices.restore(&state.devices).map_err(SavedError::from)?;
         if let Some(kernel) = &self.kernel {
             fork::reseed(self.vm.ram(), kernel)?;
         }
@@ -272,11 +270,11 @@ impl Machine {
         Ok(())
     }
 
-    fn set(&self, vcpus: &[VcpuState], irqchip: &Irqchip, clock: &Clock) -> Result<(), VmError> {
+    fn set(&self, State { vcpus, irqchip, clock, .. }: &State) -> Result<(), VmError> {
         let shift = clock.shift();
         for (index, (vcpu, state)) in self.vcpus.iter().zip(vcpus).enumerate() {
             let failed = |source| SavedError::Vcpu { index, source };
-            state.restore(&vcpu.fd(), shift).map_err(failed)?;
+            state.finish_restore(&vcpu.fd(), shift).map_err(failed)?;
         }
         irqchip.restore(self.vm.vm()).map_err(SavedError::from)?;
         clock.restore(self.vm.vm()).map_err(SavedError::from)?;
@@ -323,12 +321,13 @@ impl Machine {
         let disks = disks
             .map(|(number, ((layers, overlay), maps))| Ok((pair(number, layers, maps)?, overlay)))
             .collect::<Result<_, VmError>>()?;
-        Ok(Target { id, kernel, saved, chain, disks })
+        let state = saved.state(self.vcpus.len())?;
+        Ok(Target { id, kernel, state, chain, disks })
     }
 
     /// Makes the paused machine the target.
     fn go_to(&mut self, target: Target) -> Result<(u64, Replaced), VmError> {
-        let Target { id, kernel, saved, chain, disks } = target;
+        let Target { id, kernel, state, chain, disks } = target;
         let written = self.memory.take_written().map_err(memory_error)?;
         let rolled_back = self.memory.roll_back(written, chain);
         let (pages, replaced) = rolled_back.map_err(SavedError::from)?;
@@ -345,17 +344,30 @@ impl Machine {
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             forget_translations(&vcpu.fd()).map_err(|source| SavedError::Vcpu { index, source })?;
         }
-        self.restore(&saved)?;
+        begin_restore(&self.vcpus, &state)?;
+        self.restore(&state)?;
         self.standing = Some(id);
         Ok((pages, replaced))
     }
+}
+
+/// Sets what of stopped vCPUs does not depend on guest memory.
+///
+/// # Errors
+/// [`VmError`]; the machine must not run then.
+pub(super) fn begin_restore(vcpus: &[Vcpu], state: &State) -> Result<(), VmError> {
+    for (index, (vcpu, state)) in vcpus.iter().zip(&state.vcpus).enumerate() {
+        let failed = |source| SavedError::Vcpu { index, source };
+        state.begin_restore(&vcpu.fd()).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// A checkpoint to go back to, checked.
 struct Target {
     id: String,
     kernel: Option<KernelState>,
-    saved: Saved,
+    state: State,
     chain: backing::Chain,
     disks: Vec<(Vec<(File, SealedMap)>, File)>,
 }

@@ -114,6 +114,16 @@ pub(super) struct Shape {
     pub(super) overlays: usize,
 }
 
+/// All of a machine but its memory and disks.
+pub(super) struct State {
+    /// In order.
+    pub(super) vcpus: Vec<VcpuState>,
+    pub(super) irqchip: Irqchip,
+    pub(super) clock: Clock,
+    /// By instance number.
+    pub(super) devices: Vec<(u32, devices::Saved)>,
+}
+
 /// A checkpoint and what it stands on.
 pub(super) struct Saved {
     images: Vec<Image>,
@@ -182,11 +192,18 @@ impl Saved {
         section.map(|section| section.data).ok_or(SavedError::Missing(what))
     }
 
-    /// The vCPUs in order.
+    /// The state of a machine with `vcpus` vCPUs.
     ///
     /// # Errors
     /// Damage.
-    pub(super) fn vcpus(&self, count: usize) -> Result<Vec<VcpuState>, SavedError> {
+    pub(super) fn state(&self, vcpus: usize) -> Result<State, SavedError> {
+        let vcpus = self.vcpus(vcpus)?;
+        let (irqchip, clock) = self.board()?;
+        Ok(State { vcpus, irqchip, clock, devices: self.devices()? })
+    }
+
+    /// The vCPUs in order.
+    fn vcpus(&self, count: usize) -> Result<Vec<VcpuState>, SavedError> {
         (0u32..)
             .zip(0..count)
             .map(|(instance, index)| {
@@ -197,20 +214,14 @@ impl Saved {
     }
 
     /// Interrupt controllers and clock.
-    ///
-    /// # Errors
-    /// Damage.
-    pub(super) fn board(&self) -> Result<(Irqchip, Clock), SavedError> {
+    fn board(&self) -> Result<(Irqchip, Clock), SavedError> {
         let irqchip = Irqchip::decode(&self.section(Kind::Irqchip, 0, "interrupt controllers")?)?;
         let clock = Clock::decode(&self.section(Kind::Clock, 0, "clock")?)?;
         Ok((irqchip, clock))
     }
 
     /// The devices by instance number.
-    ///
-    /// # Errors
-    /// Damage.
-    pub(super) fn devices(&self) -> Result<Vec<(u32, devices::Saved)>, SavedError> {
+    fn devices(&self) -> Result<Vec<(u32, devices::Saved)>, SavedError> {
         let top = self.top()?;
         let layer = self.images.len() - 1;
         top.instances(Kind::Device)
