@@ -1,6 +1,6 @@
 //! A thread that draws random numbers in a tight loop and keeps the last ones, until it is told to
-//! stop or the machine gets another name. A clone gets its own once it runs, so that it keeps what
-//! it drew first.
+//! stop or the machine gets another name. A clone gets its own once it runs, and draws a few more
+//! then: so it keeps what it drew first, and has some of its own however late its threads ran.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -13,8 +13,10 @@ use rustix::system::uname;
 
 use crate::state::{Shared, monotonic_ns};
 
-/// How many draws are kept.
-const KEPT: usize = 1 << 14;
+/// How many draws are kept: those of a second or more.
+const KEPT: usize = 1 << 16;
+/// How many are drawn under the new name.
+const UNDER_NEW_NAME: u32 = 256;
 
 /// What a thread has drawn.
 #[derive(Debug, Default)]
@@ -49,6 +51,7 @@ pub(crate) fn run(
 ) -> io::Result<()> {
     let mut device = File::open("/dev/urandom")?;
     let named = uname().nodename().to_owned();
+    let mut left = None;
     loop {
         let mut bytes = [0; 8];
         let began = monotonic_ns()?;
@@ -58,10 +61,13 @@ pub(crate) fn run(
             getrandom(&mut bytes, GetRandomFlags::empty())?;
         }
         let mut draws = draws.lock().unwrap_or_else(PoisonError::into_inner);
-        draws.stopped |= uname().nodename() != named.as_c_str();
-        if draws.stopped {
+        if left.is_none() && uname().nodename() != named.as_c_str() {
+            left = Some(UNDER_NEW_NAME);
+        }
+        if draws.stopped || left == Some(0) {
             return Ok(());
         }
+        left = left.map(|left| left - 1);
         if draws.kept.len() == KEPT {
             draws.kept.pop_front();
         }

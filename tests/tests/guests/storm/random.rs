@@ -20,9 +20,8 @@ fn draws(session: &Session, name: &str) -> Draws {
 
 /// Two machines have a value in common only if it was on its way when they parted: then both
 /// began it in the same nanosecond. After that their clocks go apart at once. Gives how many
-/// they have in common. A clone stops drawing when it is given its name, which takes a few
-/// milliseconds: on one vCPU it may have drawn few numbers of its own by then, but these are the
-/// ones that count.
+/// they have in common. A clone stops drawing soon after it was given its name, so that it has the
+/// first ones of its own, which are the ones that count.
 fn common(one: &(&str, Draws), other: &(&str, Draws)) -> usize {
     let mut common = 0;
     for (value, began) in &one.1 {
@@ -41,9 +40,10 @@ fn never_equal(cpus: &str) {
     let session = Session::with(&[options.as_slice(), &["--cpus", cpus]].concat());
     load::start(&session, "web", "getrandom urandom getrandom urandom");
     session.ok(&["checkpoint", "web", "--name", "base"]);
-    session.ok(&["clone", "base", "-n", "2", "--name", "c"]);
-    // The parent stands still until its clone is there, so that it keeps what it drew first, too.
+    // The parent stands still until its clones are there, so that it keeps what it drew first, too,
+    // and takes no processor from them.
     session.ok(&["pause", "web"]);
+    session.ok(&["clone", "base", "-n", "2", "--name", "c"]);
     session.ok(&["clone", "web", "--name", "live"]);
     session.ok(&["resume", "web"]);
     load::stop_drawing(&session, "web");
