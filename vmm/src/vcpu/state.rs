@@ -24,6 +24,11 @@ use crate::sys::kvm as sys;
 /// The time stamp counter: set through its offset, or last of all registers.
 const MSR_TSC: u32 = 0x10;
 
+/// Bits of system registers: paging, physical address extension, long mode in use.
+const CR0_PG: u64 = 1 << 31;
+const CR4_PAE: u64 = 1 << 5;
+const EFER_LMA: u64 = 1 << 10;
+
 /// Most CPUID entries of a saved vCPU; KVM's own limit is 256.
 const CPUID_MAX: usize = 256;
 /// Most model-specific registers of a saved vCPU; kernels list about 200.
@@ -165,24 +170,40 @@ impl VcpuState {
         self.restore_features(vcpu)?;
         vcpu.set_mp_state(self.mp_state).map_err(part("run state"))?;
         vcpu.set_regs(&self.regs).map_err(part("registers"))?;
+        if !self.has_entries_in_memory() {
+            self.restore_system(vcpu)?;
+        }
         sys::set_xsave(vcpu, &self.xsave).map_err(part("extended state"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(part("extended control registers"))?;
         vcpu.set_debug_regs(&self.debug_regs).map_err(part("debug registers"))
     }
 
-    /// Does the rest when guest memory is what it was: system registers can make KVM read page
-    /// tables, and some of the model-specific ones are addresses that it writes to. `shift` is
-    /// the machine's.
+    /// Does the rest when guest memory is what it was: some of the model-specific registers are
+    /// addresses that KVM writes to. `shift` is the machine's.
     ///
     /// # Errors
     /// [`StateError`] when KVM does not take a part; the vCPU is then of no use.
     pub fn finish_restore(&self, vcpu: &VcpuFd, shift: TscShift) -> Result<(), StateError> {
-        vcpu.set_sregs(&self.sregs).map_err(part("system registers"))?;
-        vcpu.set_lapic(&self.lapic).map_err(part("local interrupt controller"))?;
+        if self.has_entries_in_memory() {
+            self.restore_system(vcpu)?;
+        }
         // Before the registers: the deadline of its timer is among them.
         self.restore_tsc(vcpu, shift)?;
         write_msrs(vcpu, &self.msrs)?;
         vcpu.set_vcpu_events(&self.events).map_err(part("pending events"))
+    }
+
+    /// Whether the system registers make KVM read the four entries at the top of 32-bit page
+    /// tables from guest memory: with PAE paging outside of long mode.
+    fn has_entries_in_memory(&self) -> bool {
+        let paging = self.sregs.cr0 & CR0_PG != 0 && self.sregs.cr4 & CR4_PAE != 0;
+        paging && self.sregs.efer & EFER_LMA == 0
+    }
+
+    /// System registers, then what depends on its mode, which they hold.
+    fn restore_system(&self, vcpu: &VcpuFd) -> Result<(), StateError> {
+        vcpu.set_sregs(&self.sregs).map_err(part("system registers"))?;
+        vcpu.set_lapic(&self.lapic).map_err(part("local interrupt controller"))
     }
 
     /// KVM does not allow new features once a vCPU has run, and setting the same ones costs time.

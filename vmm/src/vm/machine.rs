@@ -75,7 +75,7 @@ impl Machine {
                 }
                 let backing = Backing::empty(shell.vm.ram());
                 let mut machine =
-                    Self::assemble(shell, spec, Vec::new(), signals, |_| Ok(backing))?;
+                    Self::assemble(shell, spec, Vec::new(), signals, |_, _| Ok(backing))?;
                 let first = machine.devices.first_generation(machine.vm.ram());
                 first.map_err(VmError::Generation)?;
                 machine.kernel = boot::kernel_state(&boot.kernel);
@@ -100,8 +100,8 @@ impl Machine {
                 let maps = checkpoint.disk_maps(shape.overlays)?;
                 let state = checkpoint.state(shell.vcpus.len())?;
                 let mut prefetch = None;
-                let mut machine = Self::assemble(shell, spec, maps, signals, |vcpus| {
-                    begin_restore(vcpus, &state)?;
+                let mut machine = Self::assemble(shell, spec, maps, signals, |vcpus, devices| {
+                    begin_restore(vcpus, devices, &state)?;
                     let (backing, started) = filling.wait()?;
                     prefetch = started;
                     Ok(backing)
@@ -125,7 +125,7 @@ impl Machine {
         spec: Spec,
         maps: Vec<Vec<SealedMap>>,
         signals: &GuestSignals,
-        fill: impl FnOnce(&[Vcpu]) -> Result<Backing, VmError>,
+        fill: impl FnOnce(&[Vcpu], &Devices) -> Result<Backing, VmError>,
     ) -> Result<Self, VmError> {
         let Shell { vm, vcpus: fds, identity, msrs, pagemap, memory_mib, .. } = shell;
         let (vcpu_threads, device_threads) = (shell.vcpu_threads, shell.device_threads);
@@ -138,7 +138,7 @@ impl Machine {
                 Vcpu::start(fd, index, Arc::clone(&vm), buses, signals.clone(), thread)
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let memory = Memory::new(Arc::clone(&vm), fill(&vcpus)?, pagemap);
+        let memory = Memory::new(Arc::clone(&vm), fill(&vcpus, &devices)?, pagemap);
         let unsaved_maps = Vec::new();
         Ok(Self {
             vcpus,

@@ -15,6 +15,7 @@ use super::board::Irqchip;
 use super::devices::SpareThreads;
 use super::error::VmError;
 use super::host;
+use super::machine::ForkError;
 use super::machine::saved::SavedError;
 use super::wires::Wires;
 use crate::boot::cpu::CpuTemplate;
@@ -103,6 +104,8 @@ impl Shell {
     pub(super) fn rehearse(&mut self) -> Result<(), VmError> {
         process::load_code();
         coppice_image::make_ready();
+        // The first random bytes cost more than all later ones, and a clone must have new ones.
+        getrandom::fill(&mut [0; 16]).map_err(ForkError::Random)?;
         self.wires.make_ready()?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let failed = |source| SavedError::Vcpu { index, source };

@@ -1,8 +1,8 @@
 //! Save and restore of all devices of a machine.
 //!
-//! To bring a machine, new or running, to a checkpoint: pause it; give guest memory, vCPUs,
-//! interrupt controllers and disks what the checkpoint has; [`Devices::restore`];
-//! [`Devices::new_generation`]; [`Devices::revive`]; run.
+//! To bring a machine, new or running, to a checkpoint: pause it; give the disks what the
+//! checkpoint has; [`Devices::restore`]; the same for guest memory, vCPUs and interrupt
+//! controllers, before or after that; [`Devices::new_generation`]; [`Devices::revive`]; run.
 
 use std::sync::MutexGuard;
 

@@ -18,6 +18,7 @@ use crate::memory::{backing, pages};
 use crate::vcpu::Vcpu;
 use crate::vcpu::state::{VcpuState, forget_translations};
 use crate::vm::board::{Clock, Irqchip};
+use crate::vm::devices::Devices;
 use crate::vm::error::VmError;
 use crate::vm::spec::{Chain, CheckpointOrder, RollbackOrder};
 
@@ -253,15 +254,13 @@ impl Machine {
         Shape { vcpus: self.vcpus.len(), memory_mib: self.memory_mib, overlays }
     }
 
-    /// Sets vCPUs, after [`begin_restore`], interrupt controllers, clock and devices of the paused
-    /// machine to what a checkpoint has; memory and disks are there already. The guest is told that its time line
-    /// forked.
+    /// After [`begin_restore`], sets the rest of the paused machine to what a checkpoint has;
+    /// memory and disks are there already. The guest is told that its time line forked.
     ///
     /// # Errors
     /// [`VmError`]; the machine must not run then.
     pub(super) fn restore(&self, state: &State) -> Result<(), VmError> {
         self.set(state)?;
-        self.devices.restore(&state.devices).map_err(SavedError::from)?;
         if let Some(kernel) = &self.kernel {
             fork::reseed(self.vm.ram(), kernel)?;
         }
@@ -344,22 +343,27 @@ impl Machine {
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             forget_translations(&vcpu.fd()).map_err(|source| SavedError::Vcpu { index, source })?;
         }
-        begin_restore(&self.vcpus, &state)?;
+        begin_restore(&self.vcpus, &self.devices, &state)?;
         self.restore(&state)?;
         self.standing = Some(id);
         Ok((pages, replaced))
     }
 }
 
-/// Sets what of stopped vCPUs does not depend on guest memory.
+/// Sets what of stopped vCPUs and of devices does not depend on guest memory.
 ///
 /// # Errors
 /// [`VmError`]; the machine must not run then.
-pub(super) fn begin_restore(vcpus: &[Vcpu], state: &State) -> Result<(), VmError> {
+pub(super) fn begin_restore(
+    vcpus: &[Vcpu],
+    devices: &Devices,
+    state: &State,
+) -> Result<(), VmError> {
     for (index, (vcpu, state)) in vcpus.iter().zip(&state.vcpus).enumerate() {
         let failed = |source| SavedError::Vcpu { index, source };
         state.begin_restore(&vcpu.fd()).map_err(failed)?;
     }
+    devices.restore(&state.devices).map_err(SavedError::from)?;
     Ok(())
 }
 
