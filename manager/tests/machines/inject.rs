@@ -82,6 +82,9 @@ impl Session {
         assert_eq!(kept.record().next, None, "{what}");
         let meta = kept.checkpoint(CheckpointRequest::default()).await;
         self.keep(scene, meta.unwrap_or_else(|error| panic!("{what}: {error:?}")).meta);
+        // What was left over can be told from what is needed.
+        scene.store.check(false, true).unwrap();
+        assert_eq!(scene.store.check(false, false).unwrap().findings, [], "{what}");
     }
 
     /// Every checkpoint is what it was when it was made, and restores to what the guest wrote.

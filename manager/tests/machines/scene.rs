@@ -128,9 +128,10 @@ impl Scene {
         self.store.path().join("checkpoints").join(format!("{}.ckpt", meta.id))
     }
 
-    /// Nothing in the store is damaged, down to every page.
+    /// The store opens and nothing in it is damaged, down to every page.
     pub(crate) fn assert_whole(&self) {
-        let report = self.store.check(true, false).unwrap();
+        let store = Store::open(&Home::at(self.store.path())).unwrap();
+        let report = store.check(true, false).unwrap();
         assert!(!report.findings.iter().any(|finding| finding.is_loss()), "{report:?}");
     }
 
