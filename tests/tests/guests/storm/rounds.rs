@@ -12,6 +12,14 @@ const ROUNDS: u64 = 50;
 /// How far a clock or a timer may be out.
 const TOLERANCE: Duration = Duration::from_millis(50);
 
+/// How many of the processes of the time undone are there. And the other end of the traffic, which
+/// runs on without anybody to read it, is ended: it would be one more in each round, until there
+/// were no time left for the load.
+const AFTER_ROLLBACK: &str = "\
+    ps -o pid,args > /tmp/ps
+    grep '[g]uest-load stream' /tmp/ps | while read -r pid rest; do kill $pid; done
+    grep -c '[s]leep 1000' /tmp/ps || true";
+
 /// Checkpoints, goes on, rolls back, and holds the load to what it was; in every other round
 /// the checkpoint's memory is copied while the guest runs.
 fn rounds(vcpus: usize) {
@@ -46,7 +54,7 @@ fn rounds(vcpus: usize) {
         traffic.cut_off();
         back.goes_on_from(&marked, &format!("{what}, after the rollback"));
         assert_eq!((back.get("mark"), back.get("mark_on_disk")), (2 * round, 2 * round), "{what}");
-        let sleeps = session.sh("web", "ps | grep -c '[s]leep 1000' || true");
+        let sleeps = session.sh("web", AFTER_ROLLBACK);
         assert_eq!(sleeps, "0\n", "{what}: a process of the time undone is there");
         timers_are_right(&back, &what);
         clock_is_right(&session, &what);
