@@ -141,6 +141,16 @@ fn the_nested_machine_has_what_guests_and_tests_need() {
     assert!(output.status.success(), "{output:?}");
 }
 
+/// QEMU mixes up a guest and the nested machine's kernel where guests run on its first processor.
+#[test]
+fn commands_stay_off_the_nested_machines_first_processor() {
+    let lab = lab(LaneChoice::Nested);
+    let output = shell(&lab, "grep Cpus_allowed_list /proc/self/status");
+    let cpus = Options::default().cpus;
+    let allowed = format!("Cpus_allowed_list:\t1-{cpus}\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), allowed);
+}
+
 #[test]
 fn host_and_nested_machine_share_the_scratch_directory() {
     let lab = lab(LaneChoice::Nested);
