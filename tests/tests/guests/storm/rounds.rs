@@ -65,9 +65,9 @@ fn rounds(vcpus: usize) {
 }
 
 /// A timer may be late by the tolerance and by what the lab's slow, shared processors take: twice
-/// as long as a thread that always wants to run did not run, because who wakes may wait for the
-/// processor once and then for its turn. Both count from before the checkpoint, so the timers that
-/// ran while the machine was stopped are among them.
+/// as long as a thread that always wants to run did not run, because who wakes first of all may
+/// wait for the processor once for the interrupt and once more on the way. Both count from before
+/// the checkpoint, so the timers that ran while the machine was stopped are among them.
 fn timers_are_right(report: &load::Report, what: &str) {
     let (late, gap) = (report.worst("timer"), report.worst("memory"));
     assert!(late <= TOLERANCE + 2 * gap, "{what}: a timer was {late:?} late, gaps are {gap:?}");
