@@ -72,6 +72,13 @@ impl Agent {
         Self { envd: Client::new(envd), control: Client::new(control) }
     }
 
+    /// The same, with a token that it wants to see.
+    #[must_use]
+    pub fn with_token(mut self, token: Option<String>) -> Self {
+        self.envd.set_token(token);
+        self
+    }
+
     /// Asks whether the agent serves.
     ///
     /// # Errors

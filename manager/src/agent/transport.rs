@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use base64::Engine as _;
 use bytes::Bytes;
 use coppice_agent_protocol::{Code, ConnectError};
-use http::{Request, Response, StatusCode, request};
+use http::{HeaderValue, Request, Response, StatusCode, request};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper::body::{Body as HttpBody, Frame, Incoming};
@@ -27,6 +27,9 @@ const MAX_ANSWER: usize = 1 << 20;
 const MAX_CONFIRMATION: usize = 14;
 /// Size of the pieces in which an upload is read.
 const UPLOAD_PIECE: usize = 64 * 1024;
+
+/// Header with the token of a guest that wants one.
+const ACCESS_TOKEN: &str = "x-access-token";
 
 /// Body of a request.
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -89,12 +92,26 @@ async fn confirm(stream: &mut UnixStream, port: u32) -> Result<(), Error> {
 #[derive(Debug)]
 pub(super) struct Client {
     endpoint: Endpoint,
+    /// Sent with every request.
+    token: Option<HeaderValue>,
     idle: Mutex<Option<SendRequest<Body>>>,
 }
 
 impl Client {
     pub(super) fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint, idle: Mutex::new(None) }
+        Self { endpoint, token: None, idle: Mutex::new(None) }
+    }
+
+    /// Has every request carry this token; one that cannot be in a header is none.
+    pub(super) fn set_token(&mut self, token: Option<String>) {
+        self.token = token.and_then(|token| HeaderValue::try_from(token).ok());
+    }
+
+    fn signed(&self, mut request: Request<Body>) -> Request<Body> {
+        if let Some(token) = &self.token {
+            request.headers_mut().insert(ACCESS_TOKEN, token.clone());
+        }
+        request
     }
 
     /// Makes a call whose answer is short, within [`CALL_TIMEOUT`].
@@ -108,6 +125,7 @@ impl Client {
         &self,
         request: Request<Body>,
     ) -> Result<(StatusCode, Bytes), Error> {
+        let request = self.signed(request);
         let mut kept = self.idle.lock().await.take();
         if let Some(sender) = &mut kept
             && sender.ready().await.is_err()
@@ -136,7 +154,7 @@ impl Client {
     /// Makes a call whose request or answer is a stream, on a connection of its own; gives the
     /// answer once the agent has agreed.
     pub(super) async fn open(&self, request: Request<Body>) -> Result<Incoming, Error> {
-        let (_sender, response) = self.send_fresh(request).await?;
+        let (_sender, response) = self.send_fresh(self.signed(request)).await?;
         match response.status() {
             StatusCode::OK => Ok(response.into_body()),
             status => Err(refused(status, &whole(response.into_body()).await?)),

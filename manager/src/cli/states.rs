@@ -39,7 +39,9 @@ impl States {
 
     /// The state of a sandbox.
     pub(super) fn of(&self, entry: &SandboxEntry) -> &'static str {
+        let suspended = entry.record.as_ref().is_ok_and(|record| record.suspended);
         match (entry.alive, self.0.get(&entry.id)) {
+            (false, _) if suspended => "suspended",
             (false, _) => "ended",
             (true, Some(state)) => state,
             (true, None) => "running",

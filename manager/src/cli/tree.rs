@@ -174,7 +174,7 @@ pub(super) fn sandbox_json(
 mod tests {
     use std::collections::BTreeMap;
 
-    use coppice_manager::store::{Id, Machine, Meta, SandboxRecord, Standing};
+    use coppice_manager::store::{GuestSettings, Id, Machine, Meta, SandboxRecord, Standing};
 
     use super::*;
 
@@ -210,6 +210,8 @@ mod tests {
             machine: machine(),
             machine_id: String::new(),
             process: None,
+            suspended: false,
+            guest: GuestSettings::default(),
             standing: Standing::default(),
             next: None,
         };

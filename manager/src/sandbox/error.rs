@@ -142,6 +142,12 @@ pub enum Error {
         /// The sandbox.
         id: Id,
     },
+    /// A sandbox cannot go on, because it was not suspended.
+    #[error("sandbox {id} is not suspended")]
+    NotSuspended {
+        /// The sandbox.
+        id: Id,
+    },
     /// A sandbox cannot go back to a checkpoint of another tree.
     #[error("the checkpoint {checkpoint} is not in the tree that sandbox {sandbox} grew from")]
     OtherTree {
@@ -316,6 +322,7 @@ impl Error {
                 (Class::Conflict, "clone or roll back to a checkpoint nearer to the root".into())
             }
             Self::Gone { .. } => (Class::GuestEnded, "remove it with `coppice rm`".into()),
+            Self::NotSuspended { .. } => (Class::Conflict, "see `coppice ls`".into()),
             Self::OtherTree { .. } => (
                 Class::Conflict,
                 "start a sandbox from that checkpoint with `coppice clone`".into(),

@@ -7,6 +7,7 @@
 
 mod changes;
 mod shell;
+mod suspend;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -71,7 +72,8 @@ impl Guest {
         let pid = view.record().process.map_or(0, |process| process.pid);
         let vmm = Vmm::connect(pid, &view.control_socket())
             .map_err(|_| Error::Gone { id: id.clone() })?;
-        let agent = Arc::new(Agent::over_vsock(&view.socket(VSOCK_NAME)));
+        let token = view.record().guest.access_token.clone();
+        let agent = Arc::new(Agent::over_vsock(&view.socket(VSOCK_NAME)).with_token(token));
         Ok(Self { agent, vmm, id: id.clone(), _view: view })
     }
 
@@ -112,7 +114,7 @@ impl Kept {
         let (mut console, output) = Console::open().map_err(Error::Console)?;
         parts.add_console(output)?;
         let disks = parts.disks().to_vec();
-        let new = NewSandbox { name, machine, disks };
+        let new = NewSandbox { id: None, name, machine, disks };
         let (entry, tops) = store.create_sandbox(new)?;
         let started = Instant::now();
         let (kept, (parts, ready)) = Self::start(store, entry, &config.vmm, |entry| {
@@ -144,8 +146,7 @@ impl Kept {
         let pid = entry.record().process.map_or(0, |process| process.pid);
         let vmm = Vmm::connect(pid, &entry.control_socket())
             .map_err(|_| Error::Gone { id: id.clone() })?;
-        let agent = Arc::new(Agent::over_vsock(&entry.socket(VSOCK_NAME)));
-        let mut kept = Self { vmm, agent, entry, store: store.clone() };
+        let mut kept = Self::of(store, entry, vmm);
         if kept.entry.record().next.is_some() {
             kept.settle().await?;
         }
@@ -195,25 +196,22 @@ impl Kept {
         prepare: impl FnOnce(&store::Sandbox) -> Result<T, Error>,
     ) -> Result<(Self, T), Error> {
         let started = prepare(&entry).and_then(|prepared| {
-            let log = entry.directory().join(LOG_NAME);
-            let mut options = OpenOptions::new();
-            let log = options.append(true).create(true).mode(0o600).open(log);
-            let log = log.map_err(Error::Socket)?;
-            let vmm = Vmm::start_detached(program, &entry.control_socket(), log)?;
-            let process = ProcessId::of(vmm.pid()).map_err(Error::Socket)?;
-            entry.set_process(process)?;
+            let vmm = start_process(&mut entry, program)?;
             Ok((vmm, prepared))
         });
         match started {
-            Ok((vmm, prepared)) => {
-                let agent = Arc::new(Agent::over_vsock(&entry.socket(VSOCK_NAME)));
-                Ok((Self { vmm, agent, entry, store: store.clone() }, prepared))
-            }
+            Ok((vmm, prepared)) => Ok((Self::of(store, entry, vmm), prepared)),
             Err(error) => {
                 store.remove_sandbox(entry)?;
                 Err(error)
             }
         }
+    }
+
+    fn of(store: &Store, entry: store::Sandbox, vmm: Vmm) -> Self {
+        let token = entry.record().guest.access_token.clone();
+        let agent = Arc::new(Agent::over_vsock(&entry.socket(VSOCK_NAME)).with_token(token));
+        Self { vmm, agent, entry, store: store.clone() }
     }
 
     /// Tells the guest who and when it is, and gives its random generator secret bytes of its own.
@@ -257,6 +255,17 @@ impl Kept {
             }
         }
     }
+}
+
+/// Starts the VMM of a sandbox and writes down which process it is.
+fn start_process(entry: &mut store::Sandbox, program: &Path) -> Result<Vmm, Error> {
+    let log = entry.directory().join(LOG_NAME);
+    let mut options = OpenOptions::new();
+    let log = options.append(true).create(true).mode(0o600).open(log).map_err(Error::Socket)?;
+    let vmm = Vmm::start_detached(program, &entry.control_socket(), log)?;
+    let process = ProcessId::of(vmm.pid()).map_err(Error::Socket)?;
+    entry.set_process(process)?;
+    Ok(vmm)
 }
 
 fn bind_vsock(parts: &mut Parts, entry: &store::Sandbox) -> Result<(), Error> {

@@ -174,7 +174,7 @@ impl Store {
                     let reason = chain(&error);
                     report.findings.push(Finding::Sandbox { id: entry.id, reason });
                 }
-                Ok(_) if !entry.alive => {
+                Ok(record) if !entry.alive && !record.suspended => {
                     if repair {
                         let directory = self.sandboxes_dir().join(entry.id.as_str());
                         super::sandboxes::remove_directory(&directory)?;

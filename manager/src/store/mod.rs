@@ -42,7 +42,9 @@ pub use error::Error;
 pub use fsck::{Finding, Report};
 pub use id::{Id, Name};
 pub use merge::MergeError;
-pub use record::{BaseImage, DiskChain, Machine, Meta, Next, SandboxRecord, Standing};
+pub use record::{
+    BaseImage, DiskChain, GuestSettings, Machine, Meta, Next, SandboxRecord, Standing,
+};
 pub use sandboxes::{NewSandbox, Sandbox, SandboxEntry, View};
 pub use tree::{Node, Tree};
 pub use working_set::NewWorkingSet;

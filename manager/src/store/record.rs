@@ -191,11 +191,36 @@ pub struct SandboxRecord {
     /// The process that runs the machine, once it was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<ProcessId>,
+    /// Whether its machine was ended to go on later from the checkpoint that it stands on.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub suspended: bool,
+    /// What its guest is told besides its identity.
+    #[serde(default, skip_serializing_if = "GuestSettings::is_empty")]
+    pub guest: GuestSettings,
     /// Where it stands.
     pub standing: Standing,
     /// What is under way. What it names is kept as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Next>,
+}
+
+/// What a guest's agent is told whenever the guest was copied or taken back: its memory has what
+/// another one was told.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuestSettings {
+    /// The token that requests to the agent must carry; without one, it serves all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_token: Option<String>,
+    /// Variables that every process has.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub envs: BTreeMap<String, String>,
+}
+
+impl GuestSettings {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A change of a sandbox that has begun, and perhaps succeeded already.

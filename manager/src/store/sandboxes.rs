@@ -13,7 +13,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::files::{self, Held, at};
 use super::record::machine_id;
 use super::record::now_ms;
-use super::{DiskChain, Error, Id, Machine, Meta, Name, Next, SandboxRecord, Standing, Store};
+use super::{
+    DiskChain, Error, GuestSettings, Id, Machine, Meta, Name, Next, SandboxRecord, Standing, Store,
+};
 use crate::vmm::ProcessId;
 
 /// File name of a sandbox's record.
@@ -39,6 +41,8 @@ pub struct SandboxEntry {
 /// What a new sandbox is to be.
 #[derive(Debug, Clone)]
 pub struct NewSandbox {
+    /// Its ID, drawn by the caller; one is drawn when it is absent.
+    pub id: Option<Id>,
     /// Its name.
     pub name: Option<Name>,
     /// The machine.
@@ -117,6 +121,42 @@ impl Sandbox {
         self.write()
     }
 
+    /// Writes down what its guest is to be told whenever it was copied or taken back.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_guest(&mut self, guest: GuestSettings) -> Result<(), Error> {
+        self.record.guest = guest;
+        self.write()
+    }
+
+    /// Writes down that its machine is to end, or has ended, and goes on later from where it
+    /// stands; or that it goes on.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_suspended(&mut self, suspended: bool) -> Result<(), Error> {
+        self.record.suspended = suspended;
+        self.write()
+    }
+
+    /// Removes the sockets that an ended machine left, so that the next one can bind its own.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn clear_sockets(&self, names: &[&str]) -> Result<(), Error> {
+        for name in names.iter().chain([&CONTROL]) {
+            let path = self.directory.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(at(&path)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Writes down that it stands on other files with the same content.
     ///
     /// # Errors
@@ -191,7 +231,7 @@ impl Store {
     pub fn create_sandbox(&self, new: NewSandbox) -> Result<(Sandbox, Vec<File>), Error> {
         let _lock = self.exclusive()?;
         self.check_name(new.name.as_ref())?;
-        let id = Id::new().map_err(at(&self.sandboxes_dir()))?;
+        let id = new.id.map_or_else(Id::new, Ok).map_err(at(&self.sandboxes_dir()))?;
         let directory = self.sandboxes_dir().join(id.as_str());
         files::create_directory(&directory)?;
         let lock = take_lock(&directory)?;
@@ -209,6 +249,8 @@ impl Store {
             machine: new.machine,
             machine_id: machine_id().map_err(at(&directory))?,
             process: None,
+            suspended: false,
+            guest: GuestSettings::default(),
             standing,
             next: None,
         };

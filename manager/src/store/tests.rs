@@ -51,6 +51,7 @@ impl Fixture {
         let base = BaseImage::of(&path, &File::open(&path).unwrap()).unwrap();
         let disk = DiskChain { base, read_only: false, serial: "root".into(), layers: Vec::new() };
         let new = NewSandbox {
+            id: None,
             name: name.map(|name| name.parse().unwrap()),
             machine: Self::machine(),
             disks: if from.is_none() { vec![disk] } else { Vec::new() },

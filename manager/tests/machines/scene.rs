@@ -79,7 +79,7 @@ impl Scene {
         let path = self.dir.path().join("base");
         let base = BaseImage::of(&path, &File::open(&path).unwrap()).unwrap();
         let disk = DiskChain { base, read_only: false, serial: "root".into(), layers: Vec::new() };
-        let new = NewSandbox { name: None, machine: Self::machine(), disks: vec![disk] };
+        let new = NewSandbox { id: None, name: None, machine: Self::machine(), disks: vec![disk] };
         let (mut entry, tops) = self.store.create_sandbox(new).unwrap();
         let log = File::create(entry.directory().join("vmm.log")).unwrap();
         let vmm = Vmm::start_detached(&self.program, &entry.control_socket(), log).unwrap();

@@ -26,7 +26,7 @@ impl Shell {
         name: Option<Name>,
     ) -> Result<Self, Error> {
         let (vcpus, memory_mib) = (machine.vcpus, machine.memory_mib);
-        let new = NewSandbox { name, machine, disks: Vec::new() };
+        let new = NewSandbox { id: None, name, machine, disks: Vec::new() };
         let (entry, _no_tops) = store.create_sandbox(new)?;
         let (kept, ()) = Kept::start(store, entry, vmm, |_| Ok(()))?;
         let prepared = kept.vmm.prepare(vcpus, memory_mib).await.map_err(Error::Vmm);

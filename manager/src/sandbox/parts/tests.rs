@@ -22,7 +22,7 @@ fn checkpoint() -> (tempfile::TempDir, Store, Meta) {
         rng: false,
         balloon: None,
     };
-    let new = NewSandbox { name: None, machine, disks: Vec::new() };
+    let new = NewSandbox { id: None, name: None, machine, disks: Vec::new() };
     let (mut sandbox, _) = store.create_sandbox(new).unwrap();
     let new = store.begin_checkpoint(&mut sandbox, None, Default::default()).unwrap();
     let info = HeaderInfo { cpu: CpuIdentity::default(), build: "test".into(), ram_pages: 64 };
