@@ -16,6 +16,7 @@ pub mod failure;
 pub mod home;
 pub mod image;
 mod random;
+pub mod registry;
 pub mod sandbox;
 pub mod store;
 mod sys;

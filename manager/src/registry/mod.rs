@@ -1,0 +1,138 @@
+//! What the daemon knows besides the store: API keys, which sandbox is whose and until when,
+//! templates. One SQLite file, `COPPICE_HOME/manager.db`.
+//!
+//! The store says what a sandbox is and stands on; this says what was promised about it. Every
+//! change is one transaction that is on disk before it is acknowledged. The calls take well under
+//! a millisecond, so they are made on the daemon's thread.
+
+mod idempotency;
+mod keys;
+mod sandboxes;
+mod templates;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rusqlite::Connection;
+use rustix::fs::{Mode, OFlags, open};
+use thiserror::Error;
+
+pub use idempotency::Earlier;
+pub use keys::{ApiKey, NewKey, Tenant};
+pub use sandboxes::{OnTimeout, Row, State};
+pub use templates::{Template, TemplateKind};
+
+/// Version of the tables, kept in `user_version`.
+const VERSION: i64 = 1;
+/// How long to wait for another process, such as `coppice key`, to finish its change.
+const BUSY: Duration = Duration::from_secs(10);
+
+const TABLES: &str = "
+    CREATE TABLE keys (
+        id TEXT PRIMARY KEY, hash BLOB NOT NULL UNIQUE, tenant TEXT NOT NULL,
+        created_ms INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE sandboxes (
+        id TEXT PRIMARY KEY, tenant TEXT NOT NULL, state TEXT NOT NULL, body TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE templates (
+        id TEXT PRIMARY KEY, tenant TEXT, kind TEXT NOT NULL, checkpoint TEXT NOT NULL,
+        body TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE idempotency (
+        tenant TEXT NOT NULL, key TEXT NOT NULL, request BLOB NOT NULL, sandbox TEXT NOT NULL,
+        created_ms INTEGER NOT NULL, PRIMARY KEY (tenant, key)
+    ) STRICT;
+";
+
+/// Failures of the registry.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The file cannot be made or opened.
+    #[error("the registry {} cannot be opened", path.display())]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        #[source]
+        source: io::Error,
+    },
+    /// SQLite failed.
+    #[error("the registry cannot be used")]
+    Sqlite(#[from] rusqlite::Error),
+    /// The file was made by a later version.
+    #[error("the registry has version {found}, and this program knows up to {VERSION}")]
+    Version {
+        /// As found in the file.
+        found: i64,
+    },
+    /// A row cannot be written or read as JSON.
+    #[error("a row of the registry is not as it should be")]
+    Row(#[from] serde_json::Error),
+    /// The system has no random bytes.
+    #[error("no key can be drawn")]
+    Random(#[source] io::Error),
+    /// A tenant's name is not one.
+    #[error("a tenant's name has 1 to 63 letters, digits, '_', '.' and '-'")]
+    Tenant,
+}
+
+/// The open registry.
+#[derive(Debug)]
+pub struct Registry {
+    connection: Mutex<Connection>,
+}
+
+impl Registry {
+    /// Opens the registry below a home directory, and makes it when it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Open`], [`Error::Version`], or SQLite's.
+    pub fn open(home: &Path) -> Result<Self, Error> {
+        let path = home.join("manager.db");
+        // Made here, so that nobody else can read it from its first byte on.
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        open(&path, flags, Mode::RUSR | Mode::WUSR)
+            .map_err(|e| Error::Open { path: path.clone(), source: e.into() })?;
+        Self::with(Connection::open(&path)?)
+    }
+
+    fn with(mut connection: Connection) -> Result<Self, Error> {
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        let change =
+            connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        match change.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))? {
+            0 => {
+                change.execute_batch(TABLES)?;
+                change.pragma_update(None, "user_version", VERSION)?;
+            }
+            VERSION => {}
+            found => return Err(Error::Version { found }),
+        }
+        change.commit()?;
+        Ok(Self { connection: Mutex::new(connection) })
+    }
+
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        // A panic cannot leave a change half done: it was rolled back.
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Milliseconds as SQLite has them.
+fn sql_ms(ms: u64) -> i64 {
+    i64::try_from(ms).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! Templates, and snapshots of sandboxes: checkpoints that sandboxes are made from.
+
+use rusqlite::{OptionalExtension as _, params};
+use serde::{Deserialize, Serialize};
+
+use super::{Error, Registry, Tenant};
+use crate::store::Id;
+
+/// How a template came about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TemplateKind {
+    /// It was built.
+    Template,
+    /// It is a snapshot of a sandbox.
+    Snapshot,
+}
+
+/// A template or snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Template {
+    /// Its ID; of a snapshot, that of its checkpoint.
+    pub id: String,
+    /// Whose it is; everybody's if it is nobody's.
+    pub tenant: Option<Tenant>,
+    /// How it came about.
+    pub kind: TemplateKind,
+    /// Its name.
+    pub name: Option<String>,
+    /// What sandboxes go on from.
+    pub checkpoint: Id,
+    /// The sandbox it is a snapshot of.
+    pub sandbox: Option<Id>,
+    /// When it was made, in milliseconds since 1970.
+    pub created_ms: u64,
+}
+
+impl Registry {
+    /// Adds or replaces a template.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn put_template(&self, template: &Template) -> Result<(), Error> {
+        let body = serde_json::to_string(template)?;
+        let kind = match template.kind {
+            TemplateKind::Template => "template",
+            TemplateKind::Snapshot => "snapshot",
+        };
+        let tenant = template.tenant.as_ref().map(Tenant::as_str);
+        self.connection().execute(
+            "INSERT OR REPLACE INTO templates (id, tenant, kind, checkpoint, body)
+             VALUES (?1, ?2, ?3, ?4, ?5)",
+            params![template.id, tenant, kind, template.checkpoint.as_str(), body],
+        )?;
+        Ok(())
+    }
+
+    /// The template with this ID or name that a tenant may use; its own go before everybody's.
+    ///
+    /// # Errors
+    /// SQLite's, or [`Error::Row`].
+    pub fn template(&self, tenant: &Tenant, reference: &str) -> Result<Option<Template>, Error> {
+        let usable = self.templates(tenant)?;
+        let is = |template: &&Template| {
+            template.id == reference || template.name.as_deref() == Some(reference)
+        };
+        let own = usable.iter().filter(is).find(|template| template.tenant.is_some());
+        Ok(own.or_else(|| usable.iter().find(is)).cloned())
+    }
+
+    /// All templates and snapshots that a tenant may use.
+    ///
+    /// # Errors
+    /// SQLite's, or [`Error::Row`].
+    pub fn templates(&self, tenant: &Tenant) -> Result<Vec<Template>, Error> {
+        let connection = self.connection();
+        let mut all = connection
+            .prepare_cached("SELECT body FROM templates WHERE tenant = ?1 OR tenant IS NULL")?;
+        let bodies = all.query_map([tenant.as_str()], |row| row.get::<_, String>(0))?;
+        bodies.map(|body| Ok(serde_json::from_str(&body?)?)).collect()
+    }
+
+    /// Removes a template of a tenant; what it was, if it was there.
+    ///
+    /// # Errors
+    /// SQLite's, or [`Error::Row`].
+    pub fn remove_template(&self, tenant: &Tenant, id: &str) -> Result<Option<Template>, Error> {
+        let connection = self.connection();
+        let body: Option<String> = connection
+            .query_row(
+                "DELETE FROM templates WHERE id = ?1 AND tenant = ?2 RETURNING body",
+                params![id, tenant.as_str()],
+                |row| row.get(0),
+            )
+            .optional()?;
+        Ok(body.map(|body| serde_json::from_str(&body)).transpose()?)
+    }
+
+    /// Whether a template or snapshot needs this checkpoint.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn is_template(&self, checkpoint: &Id) -> Result<bool, Error> {
+        let connection = self.connection();
+        let mut find =
+            connection.prepare_cached("SELECT 1 FROM templates WHERE checkpoint = ?1")?;
+        Ok(find.exists([checkpoint.as_str()])?)
+    }
+}

@@ -1,0 +1,139 @@
+//! The registry on a real file.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+
+use super::*;
+use crate::store::Id;
+
+fn registry() -> (tempfile::TempDir, Registry) {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = Registry::open(dir.path()).unwrap();
+    (dir, registry)
+}
+
+fn tenant(name: &str) -> Tenant {
+    Tenant::new(name).unwrap()
+}
+
+fn row(tenant: Tenant) -> Row {
+    Row {
+        id: Id::new().unwrap(),
+        tenant,
+        state: State::Running,
+        template: "base".into(),
+        alias: None,
+        started_ms: 1,
+        end_ms: 2,
+        on_timeout: OnTimeout::Kill,
+        auto_resume: false,
+        metadata: BTreeMap::from([("a".into(), "b".into())]),
+        pause: None,
+    }
+}
+
+fn template(tenant: Option<Tenant>, name: &str) -> Template {
+    let checkpoint = Id::new().unwrap();
+    Template {
+        id: checkpoint.to_string(),
+        tenant,
+        kind: TemplateKind::Template,
+        name: Some(name.into()),
+        checkpoint,
+        sandbox: None,
+        created_ms: 0,
+    }
+}
+
+#[test]
+fn only_its_owner_can_read_the_file() {
+    let (dir, _registry) = registry();
+    let meta = std::fs::metadata(dir.path().join("manager.db")).unwrap();
+    assert_eq!(meta.mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_key_belongs_to_its_tenant_until_it_is_removed() {
+    let (_dir, registry) = registry();
+    let new = registry.create_key(tenant("team")).unwrap();
+    assert_eq!(registry.tenant_of(&new.key).unwrap(), Some(tenant("team")));
+    assert_eq!(registry.keys().unwrap(), [new.listed.clone()]);
+    assert!(registry.remove_key(&new.listed.id).unwrap());
+    assert_eq!(registry.tenant_of(&new.key).unwrap(), None);
+}
+
+#[test]
+fn a_key_has_the_form_that_clients_check() {
+    let (_dir, registry) = registry();
+    let key = registry.create_key(tenant("team")).unwrap().key;
+    let digits = key.strip_prefix("e2b_").unwrap();
+    assert_eq!(digits.len(), 40);
+    assert!(digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+}
+
+#[test]
+fn the_file_does_not_hold_the_key() {
+    let (dir, registry) = registry();
+    let key = registry.create_key(tenant("team")).unwrap().key;
+    drop(registry);
+    let secret = &key.as_bytes()[4..];
+    for entry in std::fs::read_dir(dir.path()).unwrap() {
+        let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+        assert!(!bytes.windows(secret.len()).any(|part| part == secret));
+    }
+}
+
+#[test]
+fn sandboxes_read_back_from_a_file_that_is_opened_again() {
+    let (dir, registry) = registry();
+    let mut row = row(tenant("team"));
+    registry.put_sandbox(&row).unwrap();
+    row.state = State::Paused;
+    registry.put_sandbox(&row).unwrap();
+    drop(registry);
+    let registry = Registry::open(dir.path()).unwrap();
+    assert_eq!(registry.sandboxes().unwrap(), [row.clone()]);
+    registry.remove_sandbox(&row.id).unwrap();
+    assert_eq!(registry.sandboxes().unwrap(), []);
+}
+
+#[test]
+fn a_tenants_own_template_goes_before_everybodys() {
+    let (_dir, registry) = registry();
+    let (public, own) = (template(None, "base"), template(Some(tenant("a")), "base"));
+    registry.put_template(&public).unwrap();
+    registry.put_template(&own).unwrap();
+    assert_eq!(registry.template(&tenant("a"), "base").unwrap(), Some(own.clone()));
+    assert_eq!(registry.template(&tenant("b"), "base").unwrap(), Some(public));
+    assert_eq!(registry.template(&tenant("b"), &own.id).unwrap(), None);
+}
+
+#[test]
+fn nobody_removes_another_tenants_template() {
+    let (_dir, registry) = registry();
+    let own = template(Some(tenant("a")), "mine");
+    registry.put_template(&own).unwrap();
+    assert_eq!(registry.remove_template(&tenant("b"), &own.id).unwrap(), None);
+    assert!(registry.is_template(&own.checkpoint).unwrap());
+    assert_eq!(registry.remove_template(&tenant("a"), &own.id).unwrap(), Some(own.clone()));
+    assert!(!registry.is_template(&own.checkpoint).unwrap());
+}
+
+#[test]
+fn the_same_request_is_known_again_and_another_is_told_apart() {
+    let (_dir, registry) = registry();
+    let (team, id) = (tenant("team"), Id::new().unwrap());
+    assert_eq!(registry.earlier(&team, "k", b"x").unwrap(), Earlier::Nothing);
+    registry.remember(&team, "k", b"x", &id).unwrap();
+    assert_eq!(registry.earlier(&team, "k", b"x").unwrap(), Earlier::Made(id));
+    assert_eq!(registry.earlier(&team, "k", b"y").unwrap(), Earlier::Other);
+    assert_eq!(registry.earlier(&tenant("other"), "k", b"x").unwrap(), Earlier::Nothing);
+}
+
+#[test]
+fn a_later_version_is_refused() {
+    let (dir, registry) = registry();
+    registry.connection().pragma_update(None, "user_version", 99).unwrap();
+    drop(registry);
+    assert!(matches!(Registry::open(dir.path()), Err(Error::Version { found: 99 })));
+}
