@@ -123,6 +123,57 @@ where
         .ok_or_else(|| D::Error::invalid_value(Unexpected::Other("another number"), &expected))
 }
 
+/// `#[serde(with)]` for a proto `int64` field: written as a string, since JavaScript's numbers are
+/// too short for it.
+pub mod int64 {
+    use super::{Deserializer, Serializer};
+
+    /// Writes the number as a string.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(value: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    /// Reads a number or a string; `null` is 0.
+    ///
+    /// # Errors
+    /// When the value is not an integer of 64 bits with sign.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
+        super::integer(deserializer, "a signed 64-bit integer")
+    }
+}
+
+/// Writes an enum's value by its name.
+pub(crate) fn write_enum<T: Copy + PartialEq, S: Serializer>(
+    names: &[(T, &'static str)],
+    value: T,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    let name = names.iter().find(|(known, _)| *known == value).map_or("", |(_, name)| name);
+    serializer.serialize_str(name)
+}
+
+/// Reads an enum's value by its name or its number, which is its place among the names. What is
+/// not known is the default: a newer peer may have more.
+pub(crate) fn read_enum<'de, T: Copy + Default, D: Deserializer<'de>>(
+    names: &[(T, &'static str)],
+    deserializer: D,
+) -> Result<T, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Wire {
+        Number(i64),
+        Name(String),
+    }
+    let known = match Wire::deserialize(deserializer)? {
+        Wire::Number(number) => usize::try_from(number).ok().and_then(|index| names.get(index)),
+        Wire::Name(name) => names.iter().find(|(_, known)| *known == name),
+    };
+    Ok(known.map(|(value, _)| *value).unwrap_or_default())
+}
+
 /// A field whose `null` means its default, as everywhere in proto3 JSON.
 ///
 /// # Errors

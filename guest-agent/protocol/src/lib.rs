@@ -1,7 +1,8 @@
 //! Wire types between the host and the agent inside a guest.
 //!
 //! The agent listens on two vsock ports. [`ENVD_PORT`] speaks envd's protocol as the E2B SDKs know
-//! it: HTTP/1.1 with the Connect protocol for `process.Process` and plain HTTP for files.
+//! it: HTTP/1.1 with the Connect protocol for `process.Process` and `filesystem.Filesystem`, and plain
+//! HTTP for the content of files.
 //! [`CONTROL_PORT`] is private to the manager: HTTP with small JSON bodies. Once both serve, the
 //! agent connects to [`READY_PORT`] of the host and writes one [`ReadyLine`].
 //!
@@ -11,10 +12,12 @@
 pub mod control;
 pub mod envelope;
 mod error;
+pub mod filesystem;
 pub mod json;
 pub mod process;
 mod ready;
 pub mod signal;
+pub mod timestamp;
 
 pub use error::{Code, ConnectError};
 pub use ready::ReadyLine;
