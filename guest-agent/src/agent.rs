@@ -1,18 +1,21 @@
 //! What all services of one agent share.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use coppice_agent_protocol::control::Shutdown;
 use tokio::sync::Notify;
 
 use crate::process::Processes;
+use crate::settings::Settings;
 
 /// State of the agent; lives on its one thread.
 #[derive(Debug)]
 pub(crate) struct Agent {
     /// Processes started for the host.
     pub(crate) processes: Rc<Processes>,
+    /// What the host set for requests.
+    pub(crate) settings: RefCell<Settings>,
     /// Whether the agent is init (process 1).
     pub(crate) init: bool,
     /// `CLOCK_BOOTTIME` in microseconds when `main` began.
@@ -29,6 +32,7 @@ impl Agent {
     pub(crate) fn new(init: bool, started_us: u64) -> Self {
         Self {
             processes: Rc::default(),
+            settings: RefCell::default(),
             init,
             started_us,
             listening_us: Cell::new(0),

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coppice_agent_protocol::control::{Identity, Info, SetTime, Shutdown, TimeSet};
+use coppice_agent_protocol::control::{Identity, Info, Init, SetTime, Shutdown, TimeSet};
 use coppice_agent_protocol::{Code, ConnectError};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -32,6 +32,7 @@ pub(crate) async fn route(agent: Rc<Agent>, request: Request<Incoming>) -> Respo
         (&Method::POST, "/shutdown") => shutdown(&agent, body).await,
         (&Method::POST, "/time") => set_time(body).await,
         (&Method::POST, "/identity") => set_identity(body).await,
+        (&Method::POST, "/init") => init(&agent, body).await,
         (_, path) => {
             Err(ConnectError::new(Code::NotFound, format!("no such control call: {path}")))
         }
@@ -56,8 +57,12 @@ fn done(status: StatusCode) -> Result<Response<Body>, ConnectError> {
 }
 
 async fn read<T: DeserializeOwned>(body: Incoming) -> Result<T, ConnectError> {
+    read_up_to(MAX_BODY, body).await
+}
+
+async fn read_up_to<T: DeserializeOwned>(limit: usize, body: Incoming) -> Result<T, ConnectError> {
     let invalid = |message: String| ConnectError::new(Code::InvalidArgument, message);
-    let limited = http_body_util::Limited::new(body, MAX_BODY);
+    let limited = http_body_util::Limited::new(body, limit);
     let text = limited.collect().await.map_err(|error| invalid(error.to_string()))?.to_bytes();
     serde_json::from_slice(&text)
         .map_err(|error| invalid(format!("the body is not valid: {error}")))
@@ -132,6 +137,13 @@ async fn set_identity(body: Incoming) -> Result<Response<Body>, ConnectError> {
     if let Some(machine_id) = &identity.machine_id {
         write_machine_id(machine_id).map_err(internal("writing /etc/machine-id"))?;
     }
+    done(StatusCode::NO_CONTENT)
+}
+
+async fn init(agent: &Agent, body: Incoming) -> Result<Response<Body>, ConnectError> {
+    let init: Init = read_up_to(Init::MAX_BYTES, body).await?;
+    let applied = agent.settings.borrow_mut().apply(init);
+    applied.map_err(|error| ConnectError::new(Code::InvalidArgument, error.to_string()))?;
     done(StatusCode::NO_CONTENT)
 }
 

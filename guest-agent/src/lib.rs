@@ -21,6 +21,7 @@ mod options;
 mod process;
 mod run;
 mod server;
+mod settings;
 mod shutdown;
 mod sys;
 mod users;

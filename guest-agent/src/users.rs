@@ -35,14 +35,23 @@ pub(crate) struct User {
     pub(crate) gid: Gid,
     pub(crate) home: PathBuf,
     pub(crate) shell: String,
+    /// Where relative paths start.
+    workdir: PathBuf,
 }
 
 impl User {
-    /// The user of that name; without a name, the default user.
+    /// The user of that name; without a name, the default user. Relative paths start at `workdir`,
+    /// or else at its home.
     ///
     /// # Errors
     /// When there is no such user, or the files cannot be read.
-    pub(crate) fn find(name: Option<&str>) -> Result<Self, UserError> {
+    pub(crate) fn find(name: Option<&str>, workdir: Option<&Path>) -> Result<Self, UserError> {
+        let user = Self::find_by_name(name)?;
+        let workdir = workdir.map_or(user.workdir, Path::to_path_buf);
+        Ok(Self { workdir, ..user })
+    }
+
+    fn find_by_name(name: Option<&str>) -> Result<Self, UserError> {
         let passwd = read("/etc/passwd")?;
         let name = name.filter(|name| !name.is_empty());
         let found = match name {
@@ -60,7 +69,7 @@ impl User {
     fn root() -> Self {
         let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
         let (home, shell) = (PathBuf::from("/root"), "/bin/sh".to_owned());
-        Self { name: "root".to_owned(), uid, gid, home, shell }
+        Self { name: "root".to_owned(), uid, gid, workdir: home.clone(), home, shell }
     }
 
     /// All groups the user is in, the primary one first.
@@ -71,13 +80,14 @@ impl User {
         Ok(groups_of(&read("/etc/group")?, self))
     }
 
-    /// The absolute path a request means by `path`: `~` and relative paths start at the user's
-    /// home, `.` and `..` are resolved in the text, nothing is home.
+    /// The absolute path a request means by `path`: `~` is the user's home, relative paths start at
+    /// the working directory, which is also what an empty path means, and `.` and `..` are resolved
+    /// in the text.
     pub(crate) fn resolve(&self, path: &str) -> PathBuf {
         let joined = match path.strip_prefix('~') {
             Some("") => self.home.clone(),
             Some(rest) if rest.starts_with('/') => self.home.join(rest.trim_start_matches('/')),
-            _ => self.home.join(path),
+            _ => self.workdir.join(path),
         };
         clean(&joined)
     }
@@ -129,7 +139,7 @@ fn lookup(passwd: &str, name: &str) -> Option<User> {
         let home = fields.nth(1).filter(|home| home.starts_with('/')).unwrap_or("/");
         let shell = fields.next().filter(|shell| !shell.is_empty()).unwrap_or("/bin/sh");
         let (name, home, shell) = (name.to_owned(), PathBuf::from(home), shell.to_owned());
-        Some(User { name, uid, gid, home, shell })
+        Some(User { name, uid, gid, workdir: home.clone(), home, shell })
     })
 }
 
@@ -186,6 +196,15 @@ mod tests {
         let groups: Vec<u32> =
             groups_of(group, &user("user")).into_iter().map(Gid::as_raw).collect();
         assert_eq!(groups, [1001, 27]);
+    }
+
+    #[test]
+    fn relative_paths_start_at_the_working_directory_but_home_stays_home() {
+        let user = User { workdir: "/srv".into(), ..user("user") };
+        let cases = [("", "/srv"), ("a", "/srv/a"), ("~/a", "/home/user/a"), ("/a", "/a")];
+        for (path, expected) in cases {
+            assert_eq!(user.resolve(path), Path::new(expected), "{path}");
+        }
     }
 
     #[test]

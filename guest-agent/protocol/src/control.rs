@@ -6,9 +6,12 @@
 //! | `POST /shutdown` | [`Shutdown`] | 202, then the guest ends |
 //! | `POST /time` | [`SetTime`] | 200 [`TimeSet`] |
 //! | `POST /identity` | [`Identity`] | 204 |
+//! | `POST /init` | [`Init`] | 204 |
 //!
 //! Errors have a 4xx or 5xx status and the body of a [`crate::ConnectError`].
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -118,6 +121,47 @@ impl Identity {
     pub const MAX_ENTROPY: usize = 4_096;
 }
 
+/// What a sandbox' owner set for the envd service. Absent fields stay as they are; what is refused
+/// changes nothing.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Init {
+    /// The token every request but `/health` needs from now on, in `X-Access-Token` or in a file
+    /// URL's signature: 1 to [`Self::MAX_TOKEN`] visible ASCII characters. Empty: none is needed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access_token: Option<String>,
+    /// Environment of every process under the request's own, instead of what was set before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub envs: Option<BTreeMap<String, String>>,
+    /// The user requests act as that name none; it has to exist. Empty: `user` or else `root`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_user: Option<String>,
+    /// The absolute path at which relative ones start, and processes that name no directory. Empty:
+    /// the user's home.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_workdir: Option<String>,
+}
+
+impl Init {
+    /// The most characters of a token.
+    pub const MAX_TOKEN: usize = 512;
+
+    /// The most bytes of the whole message.
+    pub const MAX_BYTES: usize = 256 * 1024;
+}
+
+/// Without the token and the values of the environment, which are secrets.
+impl fmt::Debug for Init {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Init")
+            .field("access_token", &self.access_token.as_ref().map(|_| ".."))
+            .field("envs", &self.envs.as_ref().map(|envs| envs.keys().collect::<Vec<_>>()))
+            .field("default_user", &self.default_user)
+            .field("default_workdir", &self.default_workdir)
+            .finish()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,5 +178,13 @@ mod tests {
         let text = serde_json::to_string(&identity).unwrap();
         assert_eq!(text, r#"{"entropy":"AP8="}"#);
         assert_eq!(serde_json::from_str::<Identity>(&text).unwrap(), identity);
+    }
+
+    #[test]
+    fn the_debug_form_of_an_init_keeps_its_secrets() {
+        let envs = BTreeMap::from([("KEY".to_owned(), "swordfish".to_owned())]);
+        let token = Some("swordfish".to_owned());
+        let init = Init { access_token: token, envs: Some(envs), ..Init::default() };
+        assert!(!format!("{init:?}").contains("swordfish"));
     }
 }

@@ -44,5 +44,8 @@ pub const TIMEOUT_HEADER: &str = "connect-timeout-ms";
 /// Request header (seconds, decimal) that sets how often an idle stream carries a keepalive.
 pub const KEEPALIVE_HEADER: &str = "keepalive-ping-interval";
 
+/// Request header with the access token that [`control::Init`] set.
+pub const ACCESS_TOKEN_HEADER: &str = "x-access-token";
+
 /// Seconds between keepalives when [`KEEPALIVE_HEADER`] is absent.
 pub const DEFAULT_KEEPALIVE_SECS: u64 = 90;

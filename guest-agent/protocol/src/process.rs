@@ -31,7 +31,7 @@ pub struct ProcessConfig {
     /// Environment on top of the default one.
     #[serde(deserialize_with = "json::nullable")]
     pub envs: BTreeMap<String, String>,
-    /// Working directory; relative to the user's home, which is also the default.
+    /// Working directory; relative to the default one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cwd: Option<String>,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use coppice_agent_protocol::envelope::{self, FrameDecoder};
 use coppice_agent_protocol::{Code, ConnectError, STREAM_CONTENT_TYPE, UNARY_CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use serde::de::DeserializeOwned;
@@ -18,6 +18,42 @@ pub(super) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
 /// How long a caller may pause within a message.
 const BODY_IDLE: Duration = Duration::from_secs(60);
+
+/// The parts of a call, or the answer to a request that cannot be one.
+pub(super) fn accept(
+    request: Request<Incoming>,
+    streaming: bool,
+) -> Result<(HeaderMap, Incoming), Box<Response<Body>>> {
+    if request.method() != Method::POST {
+        let mut response = super::empty(StatusCode::METHOD_NOT_ALLOWED);
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("POST"));
+        return Err(Box::new(response));
+    }
+    let (parts, body) = request.into_parts();
+    let expected = if streaming { STREAM_CONTENT_TYPE } else { UNARY_CONTENT_TYPE };
+    if !has_content_type(&parts.headers, expected) {
+        return Err(Box::new(unsupported_media_type(streaming)));
+    }
+    Ok((parts.headers, body))
+}
+
+/// The answer to a call of a procedure that a service does not have.
+pub(super) fn no_procedure(service: &str, procedure: &str) -> Response<Body> {
+    let message = format!("{service} has no procedure {procedure}");
+    let error = ConnectError::new(Code::Unimplemented, message);
+    super::json(StatusCode::NOT_FOUND, &error)
+}
+
+/// Runs a call that is over when it returns, for at most the time the caller gives.
+pub(super) async fn within_timeout<T>(
+    headers: &HeaderMap,
+    call: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    let Some(limit) = super::headers::timeout(headers)? else { return call.await };
+    tokio::time::timeout(limit, call)
+        .await
+        .map_err(|_| ConnectError::new(Code::DeadlineExceeded, "the call's time is over"))?
+}
 
 /// Whether the request has this content type, parameters aside.
 pub(super) fn has_content_type(headers: &HeaderMap, expected: &str) -> bool {
@@ -166,7 +202,7 @@ pub(super) fn stream_response(outcome: Result<Body, ConnectError>) -> Response<B
 }
 
 /// The response to a call with a content type it cannot have.
-pub(super) fn unsupported_media_type(streaming: bool) -> Response<Body> {
+fn unsupported_media_type(streaming: bool) -> Response<Body> {
     let mut response = super::empty(StatusCode::UNSUPPORTED_MEDIA_TYPE);
     let accepted = if streaming { STREAM_CONTENT_TYPE } else { UNARY_CONTENT_TYPE };
     response.headers_mut().insert("accept-post", HeaderValue::from_static(accepted));

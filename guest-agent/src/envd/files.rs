@@ -12,18 +12,29 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use tokio::sync::mpsc;
 
-use super::HttpError;
 use super::query::parameter;
+use super::{HttpError, headers};
+use crate::agent::Agent;
 use crate::body::Body;
+use crate::settings::Settings;
 use crate::users::{User, UserError};
 
 /// Bytes read at once. Files up to this size take one read.
 const CHUNK: usize = 64 * 1024;
 
-/// The user and the path a request about a file means.
-pub(super) fn user_of<B>(request: &Request<B>) -> Result<User, HttpError> {
-    let name = parameter(request.uri(), "username");
-    User::find(name.as_deref()).map_err(|error| {
+/// The user a request about a file acts as: the one of its query, or else of its authorization.
+pub(super) fn user_of<B>(agent: &Agent, request: &Request<B>) -> Result<User, HttpError> {
+    let settings = agent.settings.borrow();
+    let Some(name) = parameter(request.uri(), "username").filter(|name| !name.is_empty()) else {
+        return headers::user(&settings, request.headers())
+            .map_err(|error| HttpError::new(StatusCode::UNAUTHORIZED, error.message));
+    };
+    named(&settings, &name)
+}
+
+/// The user of that name; without a name, the default user.
+pub(super) fn named(settings: &Settings, name: &str) -> Result<User, HttpError> {
+    settings.user(Some(name)).map_err(|error| {
         let status = match error {
             UserError::Unknown(_) => StatusCode::UNAUTHORIZED,
             UserError::Read { .. } => StatusCode::INTERNAL_SERVER_ERROR,
@@ -33,8 +44,11 @@ pub(super) fn user_of<B>(request: &Request<B>) -> Result<User, HttpError> {
 }
 
 /// Answers a download.
-pub(super) async fn download<B>(request: &Request<B>) -> Result<Response<Body>, HttpError> {
-    let user = user_of(request)?;
+pub(super) async fn download<B>(
+    agent: &Agent,
+    request: &Request<B>,
+) -> Result<Response<Body>, HttpError> {
+    let user = user_of(agent, request)?;
     let path = user.resolve(&parameter(request.uri(), "path").unwrap_or_default());
     let body = match blocking(move || Opened::new(&path)).await? {
         Opened { file: None, first, .. } => Body::Full(first),

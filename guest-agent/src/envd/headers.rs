@@ -7,6 +7,7 @@ use coppice_agent_protocol::{
 };
 use http::{HeaderMap, header};
 
+use crate::settings::Settings;
 use crate::users::User;
 
 /// The time a call may take. Absent and 0 mean without end.
@@ -34,7 +35,7 @@ pub(super) fn keepalive(headers: &HeaderMap) -> Duration {
 }
 
 /// The user a call acts as: the name in `Authorization: Basic`, else the default user.
-pub(super) fn user(headers: &HeaderMap) -> Result<User, ConnectError> {
+pub(super) fn user(settings: &Settings, headers: &HeaderMap) -> Result<User, ConnectError> {
     let unauthenticated = |message: String| ConnectError::new(Code::Unauthenticated, message);
     let basic = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, credentials) = value.to_str().ok()?.trim().split_once(' ')?;
@@ -48,7 +49,7 @@ pub(super) fn user(headers: &HeaderMap) -> Result<User, ConnectError> {
             name.ok_or_else(|| unauthenticated("the Authorization header is malformed".into()))
         })
         .transpose()?;
-    User::find(name.as_deref()).map_err(|error| unauthenticated(error.to_string()))
+    settings.user(name.as_deref()).map_err(|error| unauthenticated(error.to_string()))
 }
 
 #[cfg(test)]
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn the_user_is_named_by_basic_authorization() {
         // "root:" and "no-such-user:".
-        let read = |value| user(&headers("authorization", value));
+        let read = |value| user(&Settings::default(), &headers("authorization", value));
         assert_eq!(read("Basic cm9vdDo=").unwrap().name, "root");
         assert_eq!(read("Basic bm8tc3VjaC11c2VyOg==").unwrap_err().code, Code::Unauthenticated);
         assert_eq!(read("Basic ~~~").unwrap_err().code, Code::Unauthenticated);

@@ -1,5 +1,6 @@
 //! The envd service: what an SDK talks to.
 
+mod auth;
 mod connect;
 mod files;
 mod headers;
@@ -20,6 +21,9 @@ use crate::body::Body;
 
 /// Answers one request.
 pub(crate) async fn route(agent: Rc<Agent>, request: Request<Incoming>) -> Response<Body> {
+    if let Err(denied) = auth::check(&agent.settings.borrow(), &request) {
+        return auth::response(&request, &denied);
+    }
     let path = request.uri().path();
     if let Some(procedure) = path.strip_prefix(SERVICE) {
         let procedure = procedure.to_owned();
@@ -27,8 +31,8 @@ pub(crate) async fn route(agent: Rc<Agent>, request: Request<Incoming>) -> Respo
     }
     match (path, request.method()) {
         ("/health", &Method::GET | &Method::HEAD) => empty(StatusCode::NO_CONTENT),
-        ("/files", &Method::GET) => respond(files::download(&request).await),
-        ("/files", &Method::POST) => respond(upload::upload(request).await),
+        ("/files", &Method::GET) => respond(files::download(&agent, &request).await),
+        ("/files", &Method::POST) => respond(upload::upload(&agent, request).await),
         ("/health" | "/files", _) => {
             error(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
         }

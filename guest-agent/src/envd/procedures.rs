@@ -7,10 +7,8 @@ use coppice_agent_protocol::process::{
     Empty, ListResponse, ProcessSelector, SelectRequest, SendInputRequest, SendSignalRequest,
     StartRequest, StreamInputRequest, UpdateRequest,
 };
-use coppice_agent_protocol::{
-    Code, ConnectError, STREAM_CONTENT_TYPE, UNARY_CONTENT_TYPE, envelope,
-};
-use http::{HeaderMap, Method, Request, Response, StatusCode, header};
+use coppice_agent_protocol::{Code, ConnectError, envelope};
+use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 
 use super::connect::{self, Messages};
@@ -18,6 +16,7 @@ use super::headers;
 use crate::agent::Agent;
 use crate::body::Body;
 use crate::process::{ControlError, InputError, Process, Processes, SpawnError, Watch};
+use crate::users::User;
 
 /// Answers one call.
 pub(super) async fn call(
@@ -28,23 +27,13 @@ pub(super) async fn call(
     let streaming = match procedure {
         "Start" | "Connect" | "StreamInput" => true,
         "List" | "Update" | "SendInput" | "SendSignal" | "CloseStdin" => false,
-        _ => {
-            let message = format!("process.Process has no procedure {procedure}");
-            let error = ConnectError::new(Code::Unimplemented, message);
-            return super::json(StatusCode::NOT_FOUND, &error);
-        }
+        _ => return connect::no_procedure("process.Process", procedure),
     };
-    if request.method() != Method::POST {
-        let mut response = super::empty(StatusCode::METHOD_NOT_ALLOWED);
-        response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("POST"));
-        return response;
-    }
-    let (parts, body) = request.into_parts();
-    let expected = if streaming { STREAM_CONTENT_TYPE } else { UNARY_CONTENT_TYPE };
-    if !connect::has_content_type(&parts.headers, expected) {
-        return connect::unsupported_media_type(streaming);
-    }
-    let call = Call { processes: Rc::clone(&agent.processes), headers: parts.headers, body };
+    let (headers, body) = match connect::accept(request, streaming) {
+        Ok(parts) => parts,
+        Err(response) => return *response,
+    };
+    let call = Call { agent: Rc::clone(agent), headers, body };
     match procedure {
         "Start" => connect::stream_response(call.start().await),
         "Connect" => connect::stream_response(call.connect().await),
@@ -58,7 +47,7 @@ pub(super) async fn call(
 }
 
 struct Call {
-    processes: Rc<Processes>,
+    agent: Rc<Agent>,
     headers: HeaderMap,
     body: Incoming,
 }
@@ -69,36 +58,39 @@ impl Call {
         self,
         procedure: impl AsyncFnOnce(Self) -> Result<T, ConnectError>,
     ) -> Result<T, ConnectError> {
-        headers::user(&self.headers)?;
-        match headers::timeout(&self.headers)? {
-            None => procedure(self).await,
-            Some(limit) => tokio::time::timeout(limit, procedure(self)).await.map_err(|_| {
-                ConnectError::new(Code::DeadlineExceeded, "the call's time is over")
-            })?,
-        }
+        self.user()?;
+        let headers = self.headers.clone();
+        connect::within_timeout(&headers, procedure(self)).await
+    }
+
+    /// The user the call acts as.
+    fn user(&self) -> Result<User, ConnectError> {
+        headers::user(&self.agent.settings.borrow(), &self.headers)
     }
 
     async fn start(mut self) -> Result<Body, ConnectError> {
-        let user = headers::user(&self.headers)?;
+        let user = self.user()?;
         let timeout = headers::timeout(&self.headers)?;
         let watch = Watch { keepalive: headers::keepalive(&self.headers) };
         let request: StartRequest = connect::single_message(&mut self.body).await?;
-        let stream = self.processes.start(request, &user, timeout, watch)?;
+        let settings = self.agent.settings.borrow();
+        let processes = &self.agent.processes;
+        let stream = processes.start(request, &user, settings.envs(), timeout, watch)?;
         Ok(Body::Process(Box::new(stream)))
     }
 
     async fn connect(mut self) -> Result<Body, ConnectError> {
-        headers::user(&self.headers)?;
+        self.user()?;
         let timeout = headers::timeout(&self.headers)?;
         let watch = Watch { keepalive: headers::keepalive(&self.headers) };
         let request: SelectRequest = connect::single_message(&mut self.body).await?;
-        let process = find(&self.processes, &request.process)?;
+        let process = find(&self.agent.processes, &request.process)?;
         Ok(Body::Process(Box::new(Processes::connect(&process, timeout, watch))))
     }
 
     async fn list(mut self) -> Result<ListResponse, ConnectError> {
         let Empty {} = connect::unary_message(&mut self.body).await?;
-        Ok(ListResponse { processes: self.processes.list() })
+        Ok(ListResponse { processes: self.agent.processes.list() })
     }
 
     async fn update(mut self) -> Result<Empty, ConnectError> {
@@ -135,7 +127,7 @@ impl Call {
         while let Some(message) = messages.next().await? {
             match (message, &target) {
                 (StreamInputRequest::Start(start), None) => {
-                    target = Some(running(&self.processes, &start.process)?);
+                    target = Some(running(&self.agent.processes, &start.process)?);
                 }
                 (StreamInputRequest::Start(_), Some(_)) => {
                     return Err(connect::invalid("the stream has more than one start"));
@@ -155,7 +147,7 @@ impl Call {
     }
 
     fn running(&self, selector: &ProcessSelector) -> Result<Rc<Process>, ConnectError> {
-        running(&self.processes, selector)
+        running(&self.agent.processes, selector)
     }
 }
 

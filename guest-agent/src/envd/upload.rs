@@ -19,6 +19,7 @@ use super::HttpError;
 use super::connect::{has_content_type, next_piece};
 use super::files::{blocking, path_of, user_of};
 use super::multipart::{Multipart, PartHeaders, Parts};
+use crate::agent::Agent;
 use crate::body::Body;
 use crate::users::User;
 
@@ -42,8 +43,11 @@ impl Written {
 }
 
 /// Answers an upload.
-pub(super) async fn upload(request: Request<Incoming>) -> Result<Response<Body>, HttpError> {
-    let user = user_of(&request)?;
+pub(super) async fn upload(
+    agent: &Agent,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, HttpError> {
+    let user = user_of(agent, &request)?;
     let path = path_of(&request, &user);
     let (parts, mut body) = request.into_parts();
     let headers = parts.headers;

@@ -1,6 +1,7 @@
 //! From a request to a running process.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -16,6 +17,7 @@ use tokio::sync::{Mutex, Notify};
 
 use super::pump::{self, Outputs, Source};
 use super::{Process, ProcessStream, Processes, Watch, window_size};
+use crate::settings::is_variable;
 use crate::sys::{self, ChildSetup};
 use crate::users::{User, UserError, c_path};
 use coppice_agent_protocol::process::Output;
@@ -69,11 +71,13 @@ struct Streams {
 }
 
 impl Processes {
-    /// Starts a process and the stream of its events. `timeout` ends both.
+    /// Starts a process and the stream of its events. Its environment is the user's, then `envs`,
+    /// then the request's. `timeout` ends process and stream.
     pub(crate) fn start(
         self: &Rc<Self>,
         request: StartRequest,
         user: &User,
+        envs: &BTreeMap<String, String>,
         timeout: Option<Duration>,
         watch: Watch,
     ) -> Result<ProcessStream, SpawnError> {
@@ -81,7 +85,7 @@ impl Processes {
             return Err(SpawnError::Closed);
         }
         let terminal_size = request.pty.map(|pty| pty.size.unwrap_or_default());
-        let mut command = command(&request, user)?;
+        let mut command = command(&request, user, envs)?;
         let cwd = user.resolve(request.process.cwd.as_deref().unwrap_or_default());
         if !cwd.exists() {
             return Err(SpawnError::NoDirectory(cwd));
@@ -128,15 +132,18 @@ impl Processes {
     }
 }
 
-fn command(request: &StartRequest, user: &User) -> Result<Command, SpawnError> {
+fn command(
+    request: &StartRequest,
+    user: &User,
+    envs: &BTreeMap<String, String>,
+) -> Result<Command, SpawnError> {
     let config = &request.process;
     if config.cmd.is_empty() {
         return Err(SpawnError::NoProgram);
     }
-    let texts = config.args.iter().chain(config.envs.values()).chain([&config.cmd]);
-    let bad_text = texts.chain(config.cwd.iter()).any(|text| text.contains('\0'));
-    let bad_name = config.envs.keys().any(|name| name.is_empty() || name.contains(['\0', '=']));
-    if bad_text || bad_name {
+    let texts = config.args.iter().chain([&config.cmd]).chain(config.cwd.iter());
+    let bad_text = texts.into_iter().any(|text| text.contains('\0'));
+    if bad_text || config.envs.iter().any(|(name, value)| !is_variable(name, value)) {
         return Err(SpawnError::Text);
     }
     let mut command = Command::new(&config.cmd);
@@ -149,6 +156,7 @@ fn command(request: &StartRequest, user: &User) -> Result<Command, SpawnError> {
         .env("USER", &user.name)
         .env("LOGNAME", &user.name)
         .env("SHELL", &user.shell)
+        .envs(envs)
         .envs(&config.envs);
     Ok(command)
 }
