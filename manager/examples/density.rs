@@ -33,7 +33,7 @@ async fn measure(count: usize, reference: &str) -> anyhow::Result<()> {
     let free = available_kib()?;
     let mut clones = Vec::new();
     for _ in 0..count {
-        let shell = Shell::new(&store, &program, machine.clone(), None).await?;
+        let shell = Shell::new(&store, &program, machine.clone(), None, None).await?;
         clones.push(shell.start(&from).await?);
     }
     let at_fork = memory(&clones)?;

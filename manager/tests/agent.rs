@@ -41,7 +41,12 @@ impl Running {
         let mut line = Vec::new();
         stream.read_to_end(&mut line).unwrap();
         ReadyLine::decode(&line).unwrap();
-        let agent = Agent::new(Endpoint::Unix(envd), Endpoint::Unix(control));
+        let agent = Agent::new(
+            Endpoint::Unix(envd),
+            Endpoint::Unix(control.clone()),
+            // Nothing here asks for it.
+            Endpoint::Unix(control),
+        );
         Self { agent, process, dir }
     }
 

@@ -4,7 +4,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use coppice_agent_protocol::UNARY_CONTENT_TYPE;
-use coppice_agent_protocol::control::{Identity, Info, SetTime, Shutdown, ShutdownMode, TimeSet};
+use coppice_agent_protocol::control::{
+    Identity, Info, Init, SetTime, Shutdown, ShutdownMode, TimeSet,
+};
 use http::StatusCode;
 use serde::Serialize;
 
@@ -97,6 +99,14 @@ impl Agent {
         let TimeSet { uptime_us } =
             serde_json::from_slice(&body).map_err(|e| Error::Protocol(e.to_string()))?;
         Ok(Some(Reading { unix: sent + round_trip / 2, uptime_us, round_trip }))
+    }
+
+    /// Sets what requests to the agent need and processes have; an empty token means none.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] when a value has not the form it must have.
+    pub async fn init(&self, init: &Init) -> Result<(), Error> {
+        self.post("/init", init, StatusCode::NO_CONTENT).await.map(drop)
     }
 
     /// Makes the guest distinct from others of the same image.

@@ -7,6 +7,7 @@
 
 mod control;
 mod files;
+mod ports;
 mod process;
 mod transport;
 
@@ -15,6 +16,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use coppice_agent_protocol::{CONTROL_PORT, ConnectError, ENVD_PORT};
+
+const PROXY_PORT: u32 = 49_984;
 use http::StatusCode;
 use thiserror::Error;
 
@@ -58,18 +61,20 @@ pub enum Error {
 pub struct Agent {
     envd: Client,
     control: Client,
+    /// Where connections to other ports of the guest are asked for.
+    proxy: Endpoint,
 }
 
 impl Agent {
     /// The agent behind a guest's vsock socket.
     pub fn over_vsock(socket: &Path) -> Self {
         let at = |port| Endpoint::Vsock { socket: socket.to_owned(), port };
-        Self::new(at(ENVD_PORT), at(CONTROL_PORT))
+        Self::new(at(ENVD_PORT), at(CONTROL_PORT), at(PROXY_PORT))
     }
 
-    /// An agent whose two services are at these places.
-    pub fn new(envd: Endpoint, control: Endpoint) -> Self {
-        Self { envd: Client::new(envd), control: Client::new(control) }
+    /// An agent whose services are at these places.
+    pub fn new(envd: Endpoint, control: Endpoint, proxy: Endpoint) -> Self {
+        Self { envd: Client::new(envd), control: Client::new(control), proxy }
     }
 
     /// The same, with a token that it wants to see.

@@ -102,6 +102,11 @@ impl Client {
         Self { endpoint, token: None, idle: Mutex::new(None) }
     }
 
+    /// Where it is.
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
     /// Has every request carry this token; one that cannot be in a header is none.
     pub(super) fn set_token(&mut self, token: Option<String>) {
         self.token = token.and_then(|token| HeaderValue::try_from(token).ok());

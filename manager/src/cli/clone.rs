@@ -87,7 +87,7 @@ struct Order {
 
 impl Order {
     async fn shell(self: Arc<Self>, name: Option<Name>) -> Result<Shell, Error> {
-        Shell::new(&self.store, &self.program, self.machine.clone(), name).await
+        Shell::new(&self.store, &self.program, self.machine.clone(), None, name).await
     }
 
     async fn shells(

@@ -8,6 +8,7 @@ mod doctor;
 mod exec;
 mod fsck;
 mod input;
+mod key;
 mod ls;
 mod output;
 mod parallel;
@@ -15,6 +16,7 @@ mod power;
 mod reference;
 mod rm;
 mod run;
+mod serve;
 mod session;
 mod states;
 mod table;
@@ -52,6 +54,7 @@ Examples:
   coppice clone ready -n 10                   ten more that go on from there
   coppice rollback web ready                  undo what web did since
   coppice diff ready later                    which files changed, how much memory
+  coppice serve                               the same for clients of E2B, over HTTP
 
 Kernels and images are looked for in COPPICE_HOME; `cargo xtask kernel` and `cargo xtask rootfs`
 make them.";
@@ -89,6 +92,12 @@ enum Command {
     Rm(rm::Args),
     /// Check the store of checkpoints
     Fsck(fsck::Args),
+    /// Serve sandboxes to E2B's clients
+    #[command(after_help = serve::HELP)]
+    Serve(serve::Args),
+    /// Make, list and remove the API keys that `serve` asks for
+    #[command(after_help = key::HELP)]
+    Key(key::Args),
 }
 
 /// Parses the arguments, runs the command and returns its exit code.
@@ -127,6 +136,8 @@ pub(crate) fn main() -> ExitCode {
             Command::Diff(args) => diff::run(&args),
             Command::Rm(args) => rm::run(&args),
             Command::Fsck(args) => fsck::run(&args),
+            Command::Serve(args) => serve::run(args).await,
+            Command::Key(args) => key::run(&args),
         }
     });
     // A thread may still sit in a read of standard input; the end of the process ends it.

@@ -68,6 +68,22 @@ impl Registry {
         Ok(own.or_else(|| usable.iter().find(is)).cloned())
     }
 
+    /// The template of this name that is everybody's.
+    ///
+    /// # Errors
+    /// SQLite's, or [`Error::Row`].
+    pub fn public_template(&self, name: &str) -> Result<Option<Template>, Error> {
+        let connection = self.connection();
+        let body: Option<String> = connection
+            .query_row(
+                "SELECT body FROM templates WHERE id = ?1 AND tenant IS NULL",
+                [name],
+                |row| row.get(0),
+            )
+            .optional()?;
+        Ok(body.map(|body| serde_json::from_str(&body)).transpose()?)
+    }
+
     /// All templates and snapshots that a tenant may use.
     ///
     /// # Errors

@@ -57,7 +57,7 @@ fn a_key_belongs_to_its_tenant_until_it_is_removed() {
     let (_dir, registry) = registry();
     let new = registry.create_key(tenant("team")).unwrap();
     assert_eq!(registry.tenant_of(&new.key).unwrap(), Some(tenant("team")));
-    assert_eq!(registry.keys().unwrap(), [new.listed.clone()]);
+    assert_eq!(registry.keys().unwrap(), vec![new.listed.clone()]);
     assert!(registry.remove_key(&new.listed.id).unwrap());
     assert_eq!(registry.tenant_of(&new.key).unwrap(), None);
 }

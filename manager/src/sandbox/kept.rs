@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coppice_agent_protocol::READY_PORT;
-use coppice_agent_protocol::control::Identity;
+use coppice_agent_protocol::control::{Identity, Init};
 use coppice_agent_protocol::json::Blob;
 use coppice_vmm_protocol::VmStatus;
 use tokio::net::UnixListener;
@@ -227,8 +227,15 @@ impl Kept {
             machine_id: Some(record.machine_id.clone()),
             entropy: Some(Blob(entropy.to_vec())),
         };
+        // Also what is not set: its memory may be of a guest that was told something.
+        let init = Init {
+            access_token: Some(record.guest.access_token.clone().unwrap_or_default()),
+            envs: Some(record.guest.envs.clone()),
+            ..Init::default()
+        };
         let told = async {
             self.agent.set_identity(&identity).await?;
+            self.agent.init(&init).await?;
             self.agent.sync_time().await
         };
         tokio::select! {

@@ -65,7 +65,8 @@ fn a_thousand_clones_that_come_and_go_leave_nothing() {
             let (store, program) = (scene.store.clone(), scene.program.clone());
             let base = base.clone();
             running.spawn(async move {
-                let shell = Shell::new(&store, &program, Scene::machine(), None).await.unwrap();
+                let shell =
+                    Shell::new(&store, &program, Scene::machine(), None, None).await.unwrap();
                 match cycle % 10 {
                     // Some never become more than a shell.
                     0 => shell.discard().await.unwrap(),
@@ -95,7 +96,8 @@ fn a_shell_whose_command_dies_ends() {
     }
     block_on(async {
         let scene = Scene::new();
-        let shell = Shell::new(&scene.store, &scene.program, Scene::machine(), None).await.unwrap();
+        let shell =
+            Shell::new(&scene.store, &scene.program, Scene::machine(), None, None).await.unwrap();
         let record = scene.store.sandboxes().unwrap().remove(0).record.unwrap();
         drop(shell);
         record.process.unwrap().gone().await.unwrap();

@@ -3,11 +3,13 @@
 //! it is done ahead of it.
 
 use std::path::Path;
+use std::sync::Arc;
 
-use super::{Kept, bind_vsock};
+use super::{Kept, VSOCK_NAME, bind_vsock};
+use crate::agent::Agent;
 use crate::sandbox::Error;
 use crate::sandbox::parts::Parts;
-use crate::store::{Id, Machine, Name, NewSandbox, Store};
+use crate::store::{GuestSettings, Id, Machine, Name, NewSandbox, Store};
 
 /// A sandbox without content. It has to become a [`Kept`] or be discarded: when it is dropped,
 /// its machine ends, but its directory stays for `coppice fsck`.
@@ -23,14 +25,27 @@ impl Shell {
         store: &Store,
         vmm: &Path,
         machine: Machine,
+        id: Option<Id>,
         name: Option<Name>,
     ) -> Result<Self, Error> {
         let (vcpus, memory_mib) = (machine.vcpus, machine.memory_mib);
-        let new = NewSandbox { id: None, name, machine, disks: Vec::new() };
+        let new = NewSandbox { id, name, machine, disks: Vec::new() };
         let (entry, _no_tops) = store.create_sandbox(new)?;
         let (kept, ()) = Kept::start(store, entry, vmm, |_| Ok(()))?;
         let prepared = kept.vmm.prepare(vcpus, memory_mib).await.map_err(Error::Vmm);
         kept.or_nothing(prepared).await.map(|(kept, ())| Self(kept))
+    }
+
+    /// Sets what its guest is told once it runs.
+    ///
+    /// # Errors
+    /// The store's.
+    pub fn set_guest(&mut self, guest: GuestSettings) -> Result<(), Error> {
+        let Kept { agent, entry, .. } = &mut self.0;
+        let token = guest.access_token.clone();
+        entry.set_guest(guest)?;
+        *agent = Arc::new(Agent::over_vsock(&entry.socket(VSOCK_NAME)).with_token(token));
+        Ok(())
     }
 
     /// Has the sandbox go on from a checkpoint of a machine of the same shape, and tells its guest

@@ -1,0 +1,96 @@
+//! Errors as clients get them: a status, and a body with `code` and `message`.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::failure::{Class, chain};
+use crate::fleet;
+
+/// How many seconds a client is to wait before it asks again for what the host cannot do now.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
+
+/// Body of an error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+pub struct ErrorBody {
+    /// The status of the answer.
+    pub code: u16,
+    /// What went wrong, for people.
+    pub message: String,
+}
+
+/// An error answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    status: StatusCode,
+    message: String,
+}
+
+impl Failure {
+    /// An error with this status and text.
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        Self { status, message: message.into() }
+    }
+
+    /// The request is not understood or not supported.
+    pub fn bad(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// What is asked for is not there.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, message)
+    }
+
+    /// Its body.
+    pub fn body(&self) -> ErrorBody {
+        ErrorBody { code: self.status.as_u16(), message: self.message.clone() }
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        response
+    }
+}
+
+impl From<fleet::Error> for Failure {
+    fn from(error: fleet::Error) -> Self {
+        use fleet::Error;
+        let status = match &error {
+            Error::NotFound { .. } | Error::NoTemplate { .. } => StatusCode::NOT_FOUND,
+            Error::State { .. } => StatusCode::CONFLICT,
+            Error::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Error::Name { .. } | Error::BuiltIn { .. } => StatusCode::BAD_REQUEST,
+            Error::Quota { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Error::Memory => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Sandbox(error) => status_of(error.failure().class),
+            Error::Store(error) => status_of(error.failure().class),
+            Error::Home(_)
+            | Error::Useless(_)
+            | Error::Agent(_)
+            | Error::Registry(_)
+            | Error::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let message = chain(&error);
+        if status.is_server_error() {
+            tracing::error!(error = message, "a request failed");
+        }
+        Self { status, message }
+    }
+}
+
+fn status_of(class: Class) -> StatusCode {
+    match class {
+        Class::NotFound => StatusCode::NOT_FOUND,
+        Class::Conflict | Class::CheckpointUnfit => StatusCode::CONFLICT,
+        Class::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}

@@ -1,0 +1,154 @@
+//! Lists of sandboxes, in pages.
+
+use std::collections::BTreeMap;
+
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::http::HeaderMap;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::auth::Caller;
+use super::types::{Listed, state_word};
+use super::{Api, ErrorBody, Failure};
+use crate::fleet::Shown;
+use crate::registry::Tenant;
+use crate::store::Id;
+
+/// Header with where the next page begins.
+const NEXT: &str = "x-next-token";
+/// Sandboxes of a page when nobody says, and at most.
+const PAGE: usize = 100;
+
+/// What sandboxes are listed.
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Wanted {
+    /// Keys and values that they have, URL-encoded as in a query: `a=b&c=d`.
+    metadata: Option<String>,
+    /// Their states: `running`, `paused`, or both with a comma between.
+    state: Option<String>,
+    /// The template they were made from.
+    template: Option<String>,
+    /// Oldest (`asc`) or newest (`desc`, as without it) first.
+    order: Option<String>,
+    /// Started later than this, RFC 3339.
+    started_after: Option<String>,
+    /// How many, 1 to 100.
+    limit: Option<usize>,
+    /// Where the page begins, as the last one said.
+    next_token: Option<String>,
+}
+
+/// List sandboxes
+#[utoipa::path(get, path = "/sandboxes", params(Wanted), security(("ApiKey" = [])),
+    responses((status = 200, body = Vec<Listed>), (status = "default", body = ErrorBody)))]
+pub(super) async fn list_v1(
+    Caller(tenant): Caller,
+    State(api): State<Api>,
+    Query(wanted): Query<Wanted>,
+) -> Result<Json<Vec<Listed>>, Failure> {
+    // The first version knows running ones only, and no pages.
+    let wanted = Wanted { state: Some("running".into()), limit: None, next_token: None, ..wanted };
+    let found = filtered(&api, &tenant, &wanted)?;
+    Ok(Json(found.into_iter().map(Listed::of).collect()))
+}
+
+/// List sandboxes, page by page
+#[utoipa::path(get, path = "/v2/sandboxes", params(Wanted), security(("ApiKey" = [])),
+    responses((status = 200, body = Vec<Listed>), (status = "default", body = ErrorBody)))]
+pub(super) async fn list_v2(
+    Caller(tenant): Caller,
+    State(api): State<Api>,
+    Query(wanted): Query<Wanted>,
+) -> Result<(HeaderMap, Json<Vec<Listed>>), Failure> {
+    let limit = wanted.limit.unwrap_or(PAGE);
+    if !(1..=PAGE).contains(&limit) {
+        return Err(Failure::bad(format!("limit is 1 to {PAGE}")));
+    }
+    let mut found = filtered(&api, &tenant, &wanted)?;
+    if let Some(token) = &wanted.next_token {
+        let last = Place::parse(token).ok_or_else(|| Failure::bad("nextToken is not one"))?;
+        found.retain(|shown| comes_after(&Place::of(shown), &last, &wanted));
+    }
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let mut headers = HeaderMap::new();
+    if let Some(last) = found.last().filter(|_| more)
+        && let Ok(token) = Place::of(last).token().parse()
+    {
+        headers.insert(NEXT, token);
+    }
+    Ok((headers, Json(found.into_iter().map(Listed::of).collect())))
+}
+
+/// Where a sandbox is in a list: by start, then by ID.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Place(u64, Id);
+
+impl Place {
+    fn of(shown: &Shown) -> Self {
+        Self(shown.row.started_ms, shown.row.id.clone())
+    }
+
+    fn token(&self) -> String {
+        format!("{}-{}", self.0, self.1)
+    }
+
+    fn parse(token: &str) -> Option<Self> {
+        let (started, id) = token.split_once('-')?;
+        Some(Self(started.parse().ok()?, Id::parse(id)?))
+    }
+}
+
+fn ascending(wanted: &Wanted) -> bool {
+    wanted.order.as_deref() == Some("asc")
+}
+
+fn comes_after(place: &Place, last: &Place, wanted: &Wanted) -> bool {
+    if ascending(wanted) { place > last } else { place < last }
+}
+
+/// A tenant's sandboxes that are wanted, in order.
+fn filtered(api: &Api, tenant: &Tenant, wanted: &Wanted) -> Result<Vec<Shown>, Failure> {
+    let order = wanted.order.as_deref().unwrap_or("desc");
+    if !["asc", "desc"].contains(&order) {
+        return Err(Failure::bad("order is asc or desc"));
+    }
+    let metadata = match &wanted.metadata {
+        Some(text) => pairs(text)?,
+        None => BTreeMap::new(),
+    };
+    let after = match &wanted.started_after {
+        Some(text) => Some(
+            super::types::from_rfc3339(text)
+                .ok_or_else(|| Failure::bad("startedAfter is not an RFC 3339 time"))?,
+        ),
+        None => None,
+    };
+    let states: Option<Vec<&str>> = wanted.state.as_ref().map(|text| text.split(',').collect());
+    let mut found = api.fleet.of_tenant(tenant);
+    found.retain(|shown| {
+        let row = &shown.row;
+        let has = |(key, value): (&String, &String)| row.metadata.get(key) == Some(value);
+        let template =
+            |wanted: &String| *wanted == row.template || row.alias.as_ref() == Some(wanted);
+        states.as_ref().is_none_or(|states| states.contains(&state_word(row.state)))
+            && wanted.template.as_ref().is_none_or(template)
+            && after.is_none_or(|after| row.started_ms > after)
+            && metadata.iter().all(has)
+    });
+    found.sort_by_key(Place::of);
+    if !ascending(wanted) {
+        found.reverse();
+    }
+    Ok(found)
+}
+
+/// The pairs of a query string.
+fn pairs(text: &str) -> Result<BTreeMap<String, String>, Failure> {
+    let uri = format!("/?{text}").parse::<axum::http::Uri>();
+    let uri = uri.map_err(|_| Failure::bad("metadata is not URL-encoded"))?;
+    let pairs = Query::<BTreeMap<String, String>>::try_from_uri(&uri);
+    pairs.map(|Query(pairs)| pairs).map_err(|_| Failure::bad("metadata is not URL-encoded"))
+}

@@ -1,0 +1,86 @@
+//! The REST API: E2B's control plane, and the checkpoint trees on top of it.
+//!
+//! A handler checks who asks and what for, has the fleet do it, and says what came of it. Every
+//! error has a body with `code` and `message`: clients of E2B fail on others. The OpenAPI document
+//! at `/openapi.json` is made from the handlers themselves.
+
+mod auth;
+mod error;
+mod list;
+mod sandboxes;
+mod snapshots;
+mod tree;
+mod types;
+
+use std::sync::Arc;
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use utoipa::OpenApi;
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityScheme};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::fleet::Fleet;
+pub use error::{ErrorBody, Failure};
+
+/// The most bytes of a request's body.
+const MAX_BODY: usize = 1 << 20;
+
+/// What all handlers have.
+#[derive(Debug, Clone)]
+pub struct Api {
+    /// The sandboxes.
+    pub fleet: Arc<Fleet>,
+    /// Domain under which sandboxes are reached, with the port if it is not the usual one.
+    pub domain: Arc<str>,
+}
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Coppice",
+    description = "Sandboxes that are microVMs: E2B's control plane, and checkpoint trees.",
+    license(name = "Apache-2.0")
+))]
+struct Document;
+
+/// The API as a router, with its OpenAPI document.
+pub fn router(api: Api) -> Router {
+    let (router, document) = described().with_state(api).split_for_parts();
+    let document = Arc::new(document);
+    router
+        .route("/openapi.json", get(move || std::future::ready(Json((*document).clone()))))
+        .route("/health", get(|| std::future::ready(StatusCode::NO_CONTENT)))
+        .fallback(|| std::future::ready(Failure::not_found("there is no such route")))
+        .method_not_allowed_fallback(|| {
+            std::future::ready(Failure::new(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "the route does not have this method",
+            ))
+        })
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+}
+
+fn described() -> OpenApiRouter<Api> {
+    let mut document = Document::openapi();
+    let key = SecurityScheme::ApiKey(ApiKey::Header(ApiKeyValue::new("X-API-KEY")));
+    document.components.get_or_insert_default().add_security_scheme("ApiKey", key);
+    OpenApiRouter::with_openapi(document)
+        .routes(routes!(sandboxes::create_v1, list::list_v1))
+        .routes(routes!(sandboxes::create_v2, list::list_v2))
+        .routes(routes!(sandboxes::show, sandboxes::kill))
+        .routes(routes!(sandboxes::set_timeout))
+        .routes(routes!(sandboxes::refresh))
+        .routes(routes!(sandboxes::pause))
+        .routes(routes!(sandboxes::resume))
+        .routes(routes!(sandboxes::connect_v1))
+        .routes(routes!(sandboxes::connect_v2))
+        .routes(routes!(snapshots::take))
+        .routes(routes!(snapshots::list))
+        .routes(routes!(snapshots::remove))
+        .routes(routes!(snapshots::fork))
+        .routes(routes!(tree::roll_back))
+        .routes(routes!(tree::show))
+}

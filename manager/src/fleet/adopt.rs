@@ -1,0 +1,119 @@
+//! The start of the daemon: sandboxes of before are found again, and what was under way when it
+//! ended is finished or undone.
+
+use std::sync::Arc;
+
+use coppice_vmm_protocol::VmState;
+
+use super::{Error, Fleet, Member, blocking};
+use crate::registry::{Row, State};
+use crate::sandbox::Kept;
+use crate::store::{Id, SandboxRecord, Store};
+
+/// What became of the sandboxes of before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Adopted {
+    /// Those whose machines run.
+    pub running: usize,
+    /// Those that are paused.
+    pub paused: usize,
+    /// Those that nobody was told of, or that were to be removed.
+    pub removed: usize,
+    /// Those that were promised and whose machines are gone.
+    pub lost: Vec<Id>,
+}
+
+/// What is found in the store of a sandbox.
+enum Found {
+    /// Its machine runs.
+    Alive(Box<Kept>),
+    /// It is suspended.
+    Suspended(Box<SandboxRecord>),
+    /// Nothing that could go on.
+    Gone,
+}
+
+impl Fleet {
+    /// Takes over what an earlier daemon left; to be called once, before anything else.
+    ///
+    /// # Errors
+    /// The registry's.
+    pub async fn adopt(self: &Arc<Self>) -> Result<Adopted, Error> {
+        let mut adopted = Adopted::default();
+        for row in self.registry.sandboxes()? {
+            let (id, member) = (row.id.clone(), Arc::new(Member::new(row)));
+            self.members().insert(id.clone(), Arc::clone(&member));
+            match self.settle(&member).await {
+                Ok(Some(State::Running)) => adopted.running += 1,
+                Ok(Some(_)) => adopted.paused += 1,
+                Ok(None) => adopted.removed += 1,
+                Err(Lost(reason)) => {
+                    tracing::error!(sandbox = %id, reason, "a sandbox of before is lost");
+                    adopted.lost.push(id);
+                    if let Err(error) = self.remove(&member).await {
+                        tracing::error!(sandbox = %member.id(), %error, "its rest stays");
+                    }
+                }
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// Finishes or undoes what was under way; the state it is in then, or none if it is removed.
+    async fn settle(self: &Arc<Self>, member: &Arc<Member>) -> Result<Option<State>, Lost> {
+        let row = member.row();
+        if matches!(row.state, State::Creating | State::Killing) {
+            self.remove(member).await?;
+            return Ok(None);
+        }
+        let (store, id) = (self.store.clone(), member.id().clone());
+        match blocking(move || async move { found(&store, &id).await }).await? {
+            Found::Alive(kept) => {
+                self.connect(member, *kept)?;
+                let pause = row.pause.clone();
+                self.promise(member, Row { state: State::Running, pause: None, ..row })?;
+                self.watch(member);
+                if let Some(pause) = pause {
+                    self.hide(&pause).await;
+                }
+                Ok(Some(State::Running))
+            }
+            Found::Suspended(record) => {
+                member.set_machine(&record);
+                let pause = record.standing.parent;
+                self.promise(member, Row { state: State::Paused, pause, ..row })?;
+                Ok(Some(State::Paused))
+            }
+            Found::Gone => Err(Lost("its machine has ended".into())),
+        }
+    }
+}
+
+/// Why a sandbox is lost.
+#[derive(Debug)]
+struct Lost(String);
+
+impl<E: std::error::Error> From<E> for Lost {
+    fn from(error: E) -> Self {
+        Self(crate::failure::chain(&error))
+    }
+}
+
+/// Looks what there is of a sandbox. One that is suspended has no machine after this, and one
+/// that was stopped to be suspended goes on.
+async fn found(store: &Store, id: &Id) -> Result<Found, crate::sandbox::Error> {
+    if store.look_at(id)?.record().suspended {
+        Kept::finish_suspension(store, id).await?;
+        return Ok(Found::Suspended(Box::new(store.look_at(id)?.record().clone())));
+    }
+    match Kept::open(store, id).await {
+        Ok(kept) => {
+            if kept.status().await?.state == VmState::Paused {
+                kept.resume().await?;
+            }
+            Ok(Found::Alive(Box::new(kept)))
+        }
+        Err(crate::sandbox::Error::Gone { .. }) => Ok(Found::Gone),
+        Err(error) => Err(error),
+    }
+}

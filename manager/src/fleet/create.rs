@@ -1,0 +1,275 @@
+//! New members: from a template or snapshot, and by forking.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::template::BASE;
+use super::{Error, Fleet, Member, blocking};
+use crate::agent::{Agent, Start};
+use crate::random::random_bytes;
+use crate::registry::{Earlier, OnTimeout, Row, State, Template, Tenant, now_ms};
+use crate::sandbox::{Kept, Shell};
+use crate::store::{GuestSettings, Id, Machine};
+
+/// Random bytes of an access token.
+const TOKEN: usize = 24;
+
+/// What a new sandbox is to be.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// Whose it will be.
+    pub tenant: Tenant,
+    /// A template's or snapshot's ID or name.
+    pub template: String,
+    /// How long it may live, in milliseconds.
+    pub timeout_ms: u64,
+    /// What happens then.
+    pub on_timeout: OnTimeout,
+    /// Whether a request to it resumes it.
+    pub auto_resume: bool,
+    /// What its maker writes on it.
+    pub metadata: BTreeMap<String, String>,
+    /// Variables that every process in it has.
+    pub envs: BTreeMap<String, String>,
+    /// Whether its agent wants to see a token.
+    pub secure: bool,
+    /// The client's key for this request and the request, if it sent a key.
+    pub idempotency: Option<(String, Vec<u8>)>,
+}
+
+/// A new sandbox on its way.
+struct Birth {
+    row: Row,
+    from: Id,
+    guest: GuestSettings,
+}
+
+impl Fleet {
+    /// Makes a sandbox; it has run a command when this returns. On failure nothing is left of it.
+    ///
+    /// # Errors
+    /// [`Error::NoTemplate`], [`Error::Quota`], [`Error::Memory`], [`Error::KeyReused`], or why
+    /// it does not start.
+    pub async fn create(self: &Arc<Self>, order: Order) -> Result<Arc<Member>, Error> {
+        if let Some(earlier) = self.earlier(&order).await? {
+            return Ok(earlier);
+        }
+        let template = self.template(&order.tenant, &order.template).await?;
+        let row = Row {
+            id: Id::new().map_err(Error::Random)?,
+            tenant: order.tenant.clone(),
+            state: State::Creating,
+            template: template.id.clone(),
+            alias: template.name.clone(),
+            started_ms: now_ms(),
+            end_ms: u64::MAX,
+            on_timeout: order.on_timeout,
+            auto_resume: order.auto_resume,
+            metadata: order.metadata,
+            pause: None,
+        };
+        if let Some((key, request)) = &order.idempotency {
+            self.registry.remember(&order.tenant, key, request, &row.id)?;
+        }
+        let access_token = order.secure.then(token).transpose()?;
+        let guest = GuestSettings { access_token, envs: order.envs };
+        let birth = Birth { row, from: template.checkpoint, guest };
+        self.bear(birth, order.timeout_ms).await
+    }
+
+    /// Makes so many sandboxes that go on from one as it is now, each like it.
+    ///
+    /// # Errors
+    /// Why it cannot be forked; that one of the new ones failed is part of the answer.
+    pub async fn fork(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+        count: usize,
+        timeout_ms: u64,
+    ) -> Result<Vec<Result<Arc<Member>, Error>>, Error> {
+        let (fleet, parent) = (Arc::clone(self), Arc::clone(member));
+        let forked = async move {
+            let _turn = parent.turn.lock().await;
+            let row = parent.row();
+            let (from, hide) = match (row.state, &row.pause) {
+                (State::Running, _) => (fleet.checkpoint_of(&parent).await?, true),
+                (State::Paused, Some(pause)) => (pause.clone(), false),
+                (state, _) => return Err(Error::State { id: row.id.to_string(), state }),
+            };
+            let born = fleet.bear_all(&parent, &from, count, timeout_ms).await;
+            if hide {
+                fleet.hide(&from).await;
+            }
+            born
+        };
+        joined(tokio::spawn(forked)).await
+    }
+
+    async fn bear_all(
+        self: &Arc<Self>,
+        parent: &Member,
+        from: &Id,
+        count: usize,
+        timeout_ms: u64,
+    ) -> Result<Vec<Result<Arc<Member>, Error>>, Error> {
+        let (store, id) = (self.store.clone(), parent.id().clone());
+        let guest =
+            blocking(
+                move || async move { store.look_at(&id).map(|view| view.record().guest.clone()) },
+            );
+        let guest = guest.await?;
+        let mut births = JoinSet::new();
+        for _ in 0..count {
+            let access_token = guest.access_token.is_some().then(token).transpose()?;
+            let row = Row {
+                id: Id::new().map_err(Error::Random)?,
+                state: State::Creating,
+                started_ms: now_ms(),
+                end_ms: u64::MAX,
+                pause: None,
+                ..parent.row()
+            };
+            let guest = GuestSettings { access_token, ..guest.clone() };
+            let (fleet, from) = (Arc::clone(self), from.clone());
+            births.spawn(async move { fleet.bear(Birth { row, from, guest }, timeout_ms).await });
+        }
+        Ok(births.join_all().await)
+    }
+
+    /// What the same request made before, once it is there.
+    async fn earlier(&self, order: &Order) -> Result<Option<Arc<Member>>, Error> {
+        let Some((key, request)) = &order.idempotency else { return Ok(None) };
+        let id = match self.registry.earlier(&order.tenant, key, request)? {
+            Earlier::Nothing => return Ok(None),
+            Earlier::Other => return Err(Error::KeyReused),
+            Earlier::Made(id) => id,
+        };
+        let Some(member) = self.member(id.as_str()) else { return Ok(None) };
+        drop(member.turn.lock().await);
+        Ok(Some(member).filter(|member| member.is_told()))
+    }
+
+    async fn bear(self: &Arc<Self>, birth: Birth, timeout_ms: u64) -> Result<Arc<Member>, Error> {
+        let member = self.announce(&birth.row)?;
+        let (fleet, child) = (Arc::clone(self), Arc::clone(&member));
+        let born = async move {
+            let _turn = child.turn.lock().await;
+            match fleet.start(&child, birth).await {
+                Ok(kept) => {
+                    let row = Row {
+                        state: State::Running,
+                        end_ms: now_ms().saturating_add(timeout_ms),
+                        ..child.row()
+                    };
+                    fleet.connect(&child, kept)?;
+                    fleet.promise(&child, row)?;
+                    fleet.watch(&child);
+                    Ok(())
+                }
+                Err(error) => {
+                    tracing::warn!(sandbox = %child.id(), %error, "a sandbox did not start");
+                    fleet.registry.remove_sandbox(child.id())?;
+                    fleet.members().remove(child.id());
+                    Err(error)
+                }
+            }
+        };
+        joined(tokio::spawn(born)).await.map(|()| member)
+    }
+
+    /// Enters a new sandbox under the tenant's quota.
+    fn announce(&self, row: &Row) -> Result<Arc<Member>, Error> {
+        if free_memory().is_some_and(|free| free < self.settings.reserve) {
+            return Err(Error::Memory);
+        }
+        let member = Arc::new(Member::new(row.clone()));
+        let mut members = self.members();
+        let own = members.values().filter(|member| member.tenant() == row.tenant).count();
+        let limit = self.settings.max_per_tenant;
+        if own >= limit {
+            return Err(Error::Quota { limit });
+        }
+        self.registry.put_sandbox(row)?;
+        members.insert(row.id.clone(), Arc::clone(&member));
+        Ok(member)
+    }
+
+    async fn start(&self, member: &Member, birth: Birth) -> Result<Kept, Error> {
+        let (store, program) = (self.store.clone(), self.settings.vmm.clone());
+        let id = member.id().clone();
+        let _start = self.starts.acquire().await;
+        blocking(move || async move {
+            let machine: Machine = store.checkpoint(&birth.from)?.machine;
+            let mut shell = Shell::new(&store, &program, machine, Some(id.clone()), None).await?;
+            if let Err(error) = shell.set_guest(birth.guest) {
+                shell.discard().await?;
+                return Err(error.into());
+            }
+            let kept = shell.restore(&birth.from).await?;
+            match prove(kept.agent()).await {
+                Ok(()) => Ok(kept),
+                Err(error) => {
+                    drop(kept);
+                    Kept::remove(&store, &id).await?;
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+
+    /// The template or snapshot that a reference means for a tenant.
+    async fn template(
+        self: &Arc<Self>,
+        tenant: &Tenant,
+        reference: &str,
+    ) -> Result<Template, Error> {
+        match self.registry.template(tenant, reference)? {
+            // Whether it is still usable is looked at.
+            Some(template) if template.id != BASE => Ok(template),
+            _ if reference == BASE => self.base().await,
+            _ => Err(Error::NoTemplate { reference: reference.into() }),
+        }
+    }
+}
+
+/// Runs a command in a guest and waits for its end.
+async fn prove(agent: &Agent) -> Result<(), Error> {
+    let mut start = Start::default();
+    start.process.cmd = "true".into();
+    let mut stream = agent.start(start).await?;
+    while let Some(event) = stream.next().await? {
+        if let coppice_agent_protocol::process::ProcessEvent::End(end) = event {
+            let good = end.exited && end.exit_code == 0;
+            return if good { Ok(()) } else { Err(Error::Useless(end.status)) };
+        }
+    }
+    Err(Error::Useless("its end was not told".into()))
+}
+
+fn token() -> Result<String, Error> {
+    use base64::Engine as _;
+    let bytes = random_bytes::<TOKEN>().map_err(Error::Random)?;
+    Ok(base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes))
+}
+
+/// Bytes that the host's kernel says could be had without swapping; unknown without `/proc`.
+fn free_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The value of a task that is never cancelled.
+pub(super) async fn joined<T>(task: tokio::task::JoinHandle<T>) -> T {
+    match task.await {
+        Ok(value) => value,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down, and this task with it.
+            Err(_) => std::future::pending().await,
+        },
+    }
+}

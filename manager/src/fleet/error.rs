@@ -1,0 +1,89 @@
+//! Why the fleet did not do what it was asked.
+
+use thiserror::Error;
+
+use crate::registry::{self, State};
+use crate::{agent, home, sandbox, store};
+
+/// Failures of the fleet.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// There is no such sandbox, or it is another tenant's.
+    #[error("sandbox {id} was not found")]
+    NotFound {
+        /// As asked for.
+        id: String,
+    },
+    /// There is no such template or snapshot, or it is another tenant's.
+    #[error("template '{reference}' was not found")]
+    NoTemplate {
+        /// As asked for.
+        reference: String,
+    },
+    /// The sandbox is in a state in which this cannot be done.
+    #[error("sandbox {id} is {}", word(*state))]
+    State {
+        /// The sandbox.
+        id: String,
+        /// Its state.
+        state: State,
+    },
+    /// The tenant has as many sandboxes as it may.
+    #[error("there are {limit} sandboxes already, which is the limit: remove some first")]
+    Quota {
+        /// The limit.
+        limit: usize,
+    },
+    /// The host is short of memory.
+    #[error("the host has not enough free memory for another sandbox: remove some or try later")]
+    Memory,
+    /// The same idempotency key came with another request.
+    #[error("the idempotency key was used for another request")]
+    KeyReused,
+    /// The name is not one.
+    #[error("'{name}' is no name: {reason}")]
+    Name {
+        /// As asked for.
+        name: String,
+        /// What a name has to be.
+        reason: String,
+    },
+    /// The guest did not run a command.
+    #[error("the new sandbox does not run commands ({0})")]
+    Useless(String),
+    /// A template is still used by a snapshot or is everybody's.
+    #[error("template '{reference}' is built in")]
+    BuiltIn {
+        /// As asked for.
+        reference: String,
+    },
+    /// The sandbox failed.
+    #[error("the sandbox failed")]
+    Sandbox(#[from] sandbox::Error),
+    /// The guest's agent failed.
+    #[error("the guest's agent failed")]
+    Agent(#[from] agent::Error),
+    /// The store failed.
+    #[error("the store failed")]
+    Store(#[from] store::Error),
+    /// The registry failed.
+    #[error("the registry failed")]
+    Registry(#[from] registry::Error),
+    /// A kernel or image is missing.
+    #[error("the built-in template cannot be made")]
+    Home(#[from] home::Error),
+    /// The system has no random bytes.
+    #[error("no ID can be drawn")]
+    Random(#[source] std::io::Error),
+}
+
+fn word(state: State) -> &'static str {
+    match state {
+        State::Creating => "still being made",
+        State::Running => "running",
+        State::Pausing => "being paused",
+        State::Paused => "paused",
+        State::Resuming => "being resumed",
+        State::Killing => "being removed",
+    }
+}

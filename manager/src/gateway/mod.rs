@@ -1,0 +1,102 @@
+//! The way to ports in guests, on the same address as the API: a request that names a sandbox is
+//! handed to its guest over vsock, and the answer back, both as they come.
+//!
+//! Which sandbox and port are meant is in [`target`]. The agent's port is reached directly, any
+//! other through the agent, which connects to it in the guest.
+
+mod forward;
+mod target;
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use axum::{Json, http};
+use coppice_agent_protocol::ENVD_PORT;
+use http::StatusCode;
+use serde_json::json;
+
+use crate::fleet::{Fleet, Member};
+use crate::registry::{self, now_ms};
+use crate::store::Id;
+use target::Target;
+
+/// Paths of the agent that only the manager may ask for.
+const INTERNAL: [&str; 7] =
+    ["/init", "/freeze", "/unfreeze", "/fsfreeze", "/fsthaw", "/collapse", "/upgrade"];
+
+/// Forwards requests for guests; all others go on to the API.
+pub async fn guests_first(
+    State(fleet): State<Arc<Fleet>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match target::of(&request) {
+        Ok(None) => next.run(request).await,
+        Ok(Some(target)) => to_guest(&fleet, &target, request).await,
+        Err(reason) => {
+            let body = json!({"code": 400, "message": reason});
+            (StatusCode::BAD_REQUEST, Json(body)).into_response()
+        }
+    }
+}
+
+async fn to_guest(fleet: &Arc<Fleet>, target: &Target, request: Request<Body>) -> Response {
+    if u32::from(target.port) == ENVD_PORT && INTERNAL.contains(&request.uri().path()) {
+        let body = json!({"code": 404, "message": "there is no such route"});
+        return (StatusCode::NOT_FOUND, Json(body)).into_response();
+    }
+    let Some(member) = fleet.member(target.sandbox.as_str()) else { return gone(&target.sandbox) };
+    if let Err(response) = awake(fleet, &member).await {
+        return response;
+    }
+    let Some(guest) = member.guest() else { return gone(&target.sandbox) };
+    match forward::exchange(guest.agent(), target.port, request).await {
+        Ok(response) => response,
+        Err(forward::Error::Closed) => closed(target),
+        Err(error) if member.guest().is_some() => {
+            tracing::info!(sandbox = %target.sandbox, port = target.port, %error, "no answer");
+            broken(&error)
+        }
+        Err(_) => gone(&target.sandbox),
+    }
+}
+
+/// Resumes a paused sandbox that is to go on when it is asked something.
+async fn awake(fleet: &Arc<Fleet>, member: &Arc<Member>) -> Result<(), Response> {
+    let row = member.shown().row;
+    if row.state != registry::State::Paused || !row.auto_resume {
+        return Ok(());
+    }
+    // It gets the time that it had when it was made or connected to last.
+    let span = row.end_ms.saturating_sub(row.started_ms).max(row.end_ms.saturating_sub(now_ms()));
+    match fleet.resume(member, span).await {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            let failure = crate::api::Failure::from(error);
+            Err(failure.into_response())
+        }
+    }
+}
+
+/// What clients take for the end of a sandbox.
+fn gone(sandbox: &Id) -> Response {
+    let message = format!("The sandbox {sandbox} was not found");
+    let body = json!({"sandboxId": sandbox, "message": message, "code": 502});
+    (StatusCode::BAD_GATEWAY, Json(body)).into_response()
+}
+
+/// What clients take for a port that nobody listens on.
+fn closed(target: &Target) -> Response {
+    let Target { sandbox, port } = target;
+    let message = "The sandbox is running but port is not open";
+    let body = json!({"sandboxId": sandbox, "message": message, "port": port, "code": 502});
+    (StatusCode::BAD_GATEWAY, Json(body)).into_response()
+}
+
+fn broken(error: &forward::Error) -> Response {
+    let message = format!("the sandbox did not answer: {}", crate::failure::chain(error));
+    (StatusCode::BAD_GATEWAY, Json(json!({"code": 502, "message": message}))).into_response()
+}
