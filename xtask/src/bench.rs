@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use coppice_lab::{Lab, LaneChoice, Options, paths};
+use coppice_lab::{HostKernel, Lab, LaneChoice, Options, paths};
 use serde_json::{Map, Value};
 
 use crate::kernel::{self, Flavour, Series};
@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// A peer to measure beside Coppice, as firecracker=PATH (a static binary)
     #[arg(long, value_name = "NAME=PATH")]
     peer: Vec<String>,
+    /// Have the nested machine run the kernel of Debian's backports, with newer features of KVM
+    #[arg(long)]
+    backports: bool,
     /// Guest kernel series
     #[arg(long, value_enum, default_value_t)]
     series: Series,
@@ -77,6 +80,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let options = Options {
         virtual_time: args.lane == BenchLane::Virtual,
         memory_mib: BENCH_MEMORY_MIB,
+        kernel: if args.backports { HostKernel::Backports } else { HostKernel::Stable },
         ..Options::default()
     };
     let choice =

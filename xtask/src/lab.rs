@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::ensure;
-use coppice_lab::{Lab, LaneChoice, Options, machine};
+use coppice_lab::{HostKernel, Lab, LaneChoice, Options, machine};
 
 /// Arguments of `cargo xtask lab`.
 #[derive(Debug, clap::Args)]
@@ -19,6 +19,9 @@ pub(crate) struct Args {
     /// Use a nested machine whose clock counts instructions instead of seconds
     #[arg(long, conflicts_with = "direct")]
     virtual_time: bool,
+    /// Have the nested machine run the kernel of Debian's backports
+    #[arg(long, conflicts_with = "direct")]
+    backports: bool,
     /// Virtual CPUs of the nested machine that the command may use; virtual time has one
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=8))]
     cpus: u32,
@@ -78,6 +81,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         cpus: args.cpus,
         memory_mib: args.memory,
         virtual_time: args.virtual_time,
+        kernel: if args.backports { HostKernel::Backports } else { HostKernel::Stable },
         idle_timeout: Duration::from_secs(args.idle_timeout.saturating_mul(60)),
         ..Options::default()
     };

@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use crate::lane::{Lane, LaneChoice};
 use crate::machine::{self, Description, Lease};
+use crate::packages::HostKernel;
 use crate::remote::{Conduct, Input};
 use crate::wire::{Exit, Run, Status, TerminalSize};
 use crate::{direct, lane, paths, remote, terminal};
@@ -60,6 +61,8 @@ pub struct Options {
     pub memory_mib: u32,
     /// Use the nested machine whose clock counts instructions.
     pub virtual_time: bool,
+    /// The kernel of the nested machine.
+    pub kernel: HostKernel,
     /// Time without a user after which the nested machine ends.
     pub idle_timeout: Duration,
     /// Further host directories the nested machine sees, read-only, at the same path.
@@ -72,6 +75,7 @@ impl Default for Options {
             cpus: 2,
             memory_mib: 6144,
             virtual_time: false,
+            kernel: HostKernel::Stable,
             idle_timeout: Duration::from_secs(30 * 60),
             shares: Vec::new(),
         }
@@ -101,6 +105,7 @@ impl Lab {
             cpus: if options.virtual_time { 1 } else { options.cpus },
             memory_mib: options.memory_mib,
             virtual_time: options.virtual_time,
+            kernel: options.kernel,
             idle_timeout_s: options.idle_timeout.as_secs(),
             shares: options.shares.clone(),
         };

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use thiserror::Error;
 
@@ -29,6 +30,13 @@ pub(crate) const MODULES: [&str; 11] = [
     "tun",
     "ext4",
 ];
+
+/// Where the modules lie in the machine.
+const EARLY_MODULES: &str = "/lib/early-modules";
+
+/// End of a module's name in packages that have them compressed. In the initramfs the name stays,
+/// but the contents are plain.
+const PACKED: &str = ".xz";
 
 /// Why the initramfs could not be made.
 #[derive(Debug, Error)]
@@ -55,8 +63,13 @@ pub enum Error {
 }
 
 /// Paths of `wanted` modules and all they depend on, each after its dependencies, relative to the
-/// module directory. `dependencies` is the text of `modules.dep`.
-fn load_order(dependencies: &str, wanted: &[&'static str]) -> Result<Vec<String>, &'static str> {
+/// module directory. `dependencies` is the text of `modules.dep`, `builtin` that of
+/// `modules.builtin`: what is part of the kernel need not be loaded.
+fn load_order(
+    dependencies: &str,
+    builtin: &str,
+    wanted: &[&'static str],
+) -> Result<Vec<String>, &'static str> {
     let lines: Vec<(&str, Vec<&str>)> = dependencies
         .lines()
         .filter_map(|line| line.split_once(':'))
@@ -66,7 +79,13 @@ fn load_order(dependencies: &str, wanted: &[&'static str]) -> Result<Vec<String>
     let mut order = Vec::new();
     for name in wanted {
         let file = format!("/{name}.ko");
-        let (path, needs) = lines.iter().find(|(path, _)| path.ends_with(&file)).ok_or(*name)?;
+        let named = |path: &str| path.strip_suffix(PACKED).unwrap_or(path).ends_with(&file);
+        let Some((path, needs)) = lines.iter().find(|(path, _)| named(path)) else {
+            if builtin.lines().any(named) {
+                continue;
+            }
+            return Err(*name);
+        };
         // modules.dep lists all dependencies, the innermost last.
         for module in needs.iter().rev().chain([path]) {
             if seen.insert(*module) {
@@ -79,12 +98,13 @@ fn load_order(dependencies: &str, wanted: &[&'static str]) -> Result<Vec<String>
 
 /// The paths, in the machine, of the modules its init loads, in order.
 pub(crate) fn modules(kernel: &Kernel) -> Result<Vec<String>, Error> {
-    let index = kernel.modules().join("modules.dep");
-    let text =
-        fs::read_to_string(&index).map_err(|source| Error::File { path: index.clone(), source })?;
-    let order = load_order(&text, &MODULES)
+    let index = |name| {
+        let path = kernel.modules().join(name);
+        fs::read_to_string(&path).map_err(|source| Error::File { path, source })
+    };
+    let order = load_order(&index("modules.dep")?, &index("modules.builtin")?, &MODULES)
         .map_err(|module| Error::NoModule { release: kernel.release.clone(), module })?;
-    Ok(order.into_iter().map(|module| format!("/lib/early-modules/{module}")).collect())
+    Ok(order.into_iter().map(|module| format!("{EARLY_MODULES}/{module}")).collect())
 }
 
 /// Writes the initramfs to `path`.
@@ -104,17 +124,28 @@ pub(crate) fn write(
     archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n");
     archive.file(GUEST_PLAN_PATH.trim_start_matches('/'), 0o600, &serde_json::to_vec(plan)?);
     for module in &plan.modules {
-        let relative = module.trim_start_matches("/lib/early-modules/");
-        archive.file(
-            module.trim_start_matches('/'),
-            0o644,
-            &read(&kernel.modules().join(relative))?,
-        );
+        let relative = module.trim_start_matches(EARLY_MODULES).trim_start_matches('/');
+        let plain = unpacked(&kernel.modules().join(relative))?;
+        archive.file(module.trim_start_matches('/'), 0o644, &plain);
     }
     let bytes = archive.finish();
     fs::File::create(path)
         .and_then(|mut file| file.write_all(&bytes))
         .map_err(|source| Error::File { path: path.to_path_buf(), source })
+}
+
+/// A module as the kernel takes it without help.
+fn unpacked(path: &Path) -> Result<Vec<u8>, Error> {
+    if !path.to_string_lossy().ends_with(PACKED) {
+        return read(path);
+    }
+    let failed = |source| Error::File { path: path.to_path_buf(), source };
+    let output = Command::new("xz").args(["--decompress", "--stdout"]).arg(path).output();
+    let output = output.map_err(failed)?;
+    if !output.status.success() {
+        return Err(failed(io::Error::other(format!("xz failed: {}", output.status))));
+    }
+    Ok(output.stdout)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
@@ -184,9 +215,12 @@ mod tests {
     fn modules_load_after_what_they_need() {
         let index =
             "kernel/a.ko: kernel/b.ko kernel/c.ko\nkernel/b.ko: kernel/c.ko\nkernel/c.ko:\n";
-        let order = load_order(index, &["a", "c"]).unwrap();
+        let order = load_order(index, "", &["a", "c"]).unwrap();
         assert_eq!(order, ["kernel/c.ko", "kernel/b.ko", "kernel/a.ko"]);
-        assert_eq!(load_order(index, &["d"]).unwrap_err(), "d");
+        assert_eq!(load_order(index, "kernel/e.ko\n", &["d"]).unwrap_err(), "d");
+        let index = "kernel/a.ko.xz: kernel/b.ko.xz\nkernel/b.ko.xz:\n";
+        let order = load_order(index, "kernel/e.ko\n", &["a", "e"]);
+        assert_eq!(order.unwrap(), ["kernel/b.ko.xz", "kernel/a.ko.xz"]);
     }
 
     #[test]

@@ -31,6 +31,6 @@ pub use command::{Command, Error, Lab, Options, Output};
 pub use direct::Error as DirectError;
 pub use initramfs::Error as InitramfsError;
 pub use lane::{Error as LaneError, Lane, LaneChoice};
-pub use packages::Error as PackagesError;
+pub use packages::{Error as PackagesError, HostKernel};
 pub use remote::Error as RemoteError;
 pub use wire::{Exit, Status};

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
-use crate::packages::Kernel;
+use crate::packages::{HostKernel, Kernel};
 use crate::plan::{
     GuestPlan, KEEPER_PLAN, KEEPER_SOCKET, KeeperPlan, KeeperReply, KeeperRequest, Share,
 };
@@ -83,6 +83,8 @@ pub struct Description {
     pub memory_mib: u32,
     /// Count instructions instead of seconds.
     pub virtual_time: bool,
+    /// The kernel it runs.
+    pub kernel: HostKernel,
     /// Seconds without a user after which the machine ends.
     pub idle_timeout_s: u64,
     /// Further host directories, by absolute path, to share read-only at the same path.
@@ -188,7 +190,7 @@ impl Description {
 
     fn launch(&self, directory: &Path) -> Result<(), Error> {
         packages::ensure_tools()?;
-        let kernel = packages::ensure_kernel()?;
+        let kernel = packages::ensure_kernel(self.kernel)?;
         let helper = install_helper(directory)?;
         let token = random_token()?;
         let mut shares = self.shares()?;
@@ -482,6 +484,7 @@ mod tests {
             cpus: 1,
             memory_mib: 512,
             virtual_time: false,
+            kernel: HostKernel::Stable,
             idle_timeout_s: 60,
             shares: vec![shared.clone()],
         };

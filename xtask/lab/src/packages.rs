@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::paths;
@@ -17,6 +18,28 @@ const WANTED_QEMU: u32 = 10;
 
 /// Kernel package that has virtio-9p, which the smaller cloud kernel lacks.
 const KERNEL_PACKAGE: &str = "linux-image-amd64";
+
+/// Which of Debian's kernels the nested machine runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HostKernel {
+    /// The one of the host's Debian release: 6.1 on Debian 12.
+    #[default]
+    Stable,
+    /// The one of Debian 12's backports (6.12), which has newer features of KVM; on other
+    /// releases the release's own.
+    Backports,
+}
+
+impl HostKernel {
+    /// Where kernels of this kind are kept.
+    fn store(self) -> PathBuf {
+        paths::lab_dir().join(match self {
+            Self::Stable => "kernels",
+            Self::Backports => "kernels-backports",
+        })
+    }
+}
 
 /// Why a tool or kernel could not be had.
 #[derive(Debug, Error)]
@@ -176,12 +199,16 @@ impl Apt {
         command
     }
 
+    /// The option that prefers backports, where they are wanted and there are any.
+    fn suite(&self, from_backports: bool) -> Option<String> {
+        let suite = self.backports.as_ref().filter(|_| from_backports)?;
+        Some(format!("-oAPT::Default-Release={suite}"))
+    }
+
     fn install(&self, package: &str, from_backports: bool) -> Result<(), Error> {
         let mut command = self.command("apt-get");
         command.args(["install", "-y", "--no-install-recommends"]);
-        if let Some(suite) = self.backports.as_ref().filter(|_| from_backports) {
-            command.args(["-t", suite]);
-        }
+        command.args(self.suite(from_backports));
         eprintln!("lab: installing the Debian package {package}");
         run(command.arg(package)).map(drop)
     }
@@ -213,7 +240,7 @@ pub(crate) fn ensure_tools() -> Result<(), Error> {
     let mut apt = None;
     let mut prepared = || -> Result<Apt, Error> { apt.take().map_or_else(Apt::prepare, Ok) };
     for (program, package) in
-        [("busybox", "busybox-static"), ("depmod", "kmod"), ("xz", "xz-utils")]
+        [("busybox", "busybox-static"), ("depmod", "kmod"), ("xz", "xz-utils"), ("zstd", "zstd")]
     {
         if on_path(program) {
             continue;
@@ -257,8 +284,8 @@ fn parse_qemu_version(text: &str) -> Option<u32> {
 }
 
 /// The kernel of the nested machine: the newest one in the cache, else fetched.
-pub(crate) fn ensure_kernel() -> Result<Kernel, Error> {
-    let store = paths::lab_dir().join("kernels");
+pub(crate) fn ensure_kernel(wanted: HostKernel) -> Result<Kernel, Error> {
+    let store = wanted.store();
     fs::create_dir_all(&store).map_err(at(&store))?;
     let entries = fs::read_dir(&store).map_err(at(&store))?;
     let newest = entries
@@ -271,7 +298,7 @@ pub(crate) fn ensure_kernel() -> Result<Kernel, Error> {
         return Ok(kernel);
     }
     let apt = Apt::prepare()?;
-    let release = kernel_release(&apt)?;
+    let release = kernel_release(&apt, wanted)?;
     eprintln!("lab: fetching the kernel {release} from Debian's archive");
     let work = store.join(format!(".fetch-{}", std::process::id()));
     fs::create_dir_all(&work).map_err(at(&work))?;
@@ -306,24 +333,36 @@ fn unpack_image(boot: &Path, release: &str) -> Result<(), Error> {
         source: io::Error::new(io::ErrorKind::InvalidData, reason),
     };
     let payload = payload(&image).ok_or_else(|| invalid("not a bzImage"))?;
+    let unpacker = unpacker(payload).ok_or_else(|| invalid("neither xz nor zstd compressed it"))?;
     let packed = boot.join("payload");
     fs::write(&packed, payload).map_err(at(&packed))?;
     let target = boot.join(format!("vmlinux-{release}"));
     let output = File::create(&target).map_err(at(&target))?;
-    // The payload's last four bytes are its unpacked size, which is no part of the xz stream.
-    let unpacked = Command::new("xz")
-        .args(["--decompress", "--stdout", "--single-stream"])
+    let unpacked = Command::new(unpacker)
+        .args(["--decompress", "--stdout"])
         .stdin(File::open(&packed).map_err(at(&packed))?)
         .stdout(output)
         .stderr(Stdio::null())
         .status();
-    if !unpacked.map_err(at(Path::new("xz")))?.success() {
-        return Err(invalid("its payload is not compressed with xz"));
+    if !unpacked.map_err(at(Path::new(unpacker)))?.success() {
+        return Err(invalid("its payload cannot be unpacked"));
     }
     fs::remove_file(&packed).map_err(at(&packed))
 }
 
-/// The compressed kernel in a `bzImage` (kernel `Documentation/arch/x86/boot.rst`:
+/// The program that unpacks `payload`, by the first bytes that its format prescribes.
+fn unpacker(payload: &[u8]) -> Option<&'static str> {
+    if payload.starts_with(b"\xfd7zXZ\0") {
+        Some("xz")
+    } else if payload.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        Some("zstd")
+    } else {
+        None
+    }
+}
+
+/// The compressed kernel in a `bzImage`, without its unpacked size, which follows it in four
+/// bytes (kernel `Documentation/arch/x86/boot.rst`:
 /// `setup_sects` at 0x1f1, `payload_offset` at 0x248, `payload_length` at 0x24c).
 fn payload(image: &[u8]) -> Option<&[u8]> {
     let word = |at: usize| {
@@ -338,7 +377,7 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
         sectors => usize::from(sectors),
     };
     let start = word(0x248)?.checked_add((setup_sectors + 1) * 512)?;
-    image.get(start..start.checked_add(word(0x24c)?)?)
+    image.get(start..start.checked_add(word(0x24c)?.checked_sub(4)?)?)
 }
 
 /// `PATH` with the directories of administrative tools, which a user's may lack.
@@ -346,8 +385,10 @@ fn tool_path() -> String {
     format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
 }
 
-fn kernel_release(apt: &Apt) -> Result<String, Error> {
-    let output = run(apt.command("apt-cache").args(["depends", KERNEL_PACKAGE]))?;
+fn kernel_release(apt: &Apt, wanted: HostKernel) -> Result<String, Error> {
+    let mut command = apt.command("apt-cache");
+    command.args(apt.suite(wanted == HostKernel::Backports));
+    let output = run(command.args(["depends", KERNEL_PACKAGE]))?;
     let text = String::from_utf8_lossy(&output.stdout);
     parse_kernel_release(&text).ok_or_else(|| Error::Failed {
         command: format!("apt-cache depends {KERNEL_PACKAGE}"),
@@ -371,7 +412,7 @@ mod tests {
         image[0x202..0x206].copy_from_slice(b"HdrS");
         image[0x1f1] = 1;
         image[0x248..0x24c].copy_from_slice(&16_u32.to_le_bytes());
-        image[0x24c..0x250].copy_from_slice(&3_u32.to_le_bytes());
+        image[0x24c..0x250].copy_from_slice(&7_u32.to_le_bytes());
         image[1040..1043].copy_from_slice(b"abc");
         assert_eq!(payload(&image), Some(b"abc".as_slice()));
         image[0x24c..0x250].copy_from_slice(&u32::MAX.to_le_bytes());
