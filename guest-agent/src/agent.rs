@@ -8,12 +8,15 @@ use tokio::sync::Notify;
 
 use crate::process::Processes;
 use crate::settings::Settings;
+use crate::watch::Watches;
 
 /// State of the agent; lives on its one thread.
 #[derive(Debug)]
 pub(crate) struct Agent {
     /// Processes started for the host.
     pub(crate) processes: Rc<Processes>,
+    /// Directories watched for the host.
+    pub(crate) watches: Watches,
     /// What the host set for requests.
     pub(crate) settings: RefCell<Settings>,
     /// Whether the agent is init (process 1).
@@ -32,6 +35,7 @@ impl Agent {
     pub(crate) fn new(init: bool, started_us: u64) -> Self {
         Self {
             processes: Rc::default(),
+            watches: Watches::default(),
             settings: RefCell::default(),
             init,
             started_us,

@@ -9,6 +9,7 @@ use http_body::{Frame, SizeHint};
 use tokio::sync::mpsc;
 
 use crate::process::ProcessStream;
+use crate::watch::WatchStream;
 
 /// A response's body.
 #[derive(Debug)]
@@ -17,6 +18,8 @@ pub(crate) enum Body {
     Full(Bytes),
     /// The events of a process.
     Process(Box<ProcessStream>),
+    /// The events of a directory.
+    Watch(Box<WatchStream>),
     /// Pieces of a file, with its length when that is known.
     File(mpsc::Receiver<io::Result<Bytes>>, Option<u64>),
 }
@@ -38,6 +41,7 @@ impl http_body::Body for Body {
             Self::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Self::Full(bytes) => Poll::Ready(Some(Ok(std::mem::take(bytes)))),
             Self::Process(stream) => stream.poll_frame(cx).map(|frame| frame.map(Ok)),
+            Self::Watch(stream) => stream.poll_frame(cx).map(|frame| frame.map(Ok)),
             Self::File(pieces, _) => pieces.poll_recv(cx),
         };
         next.map(|piece| piece.map(|piece| piece.map(Frame::data)))
@@ -51,7 +55,7 @@ impl http_body::Body for Body {
         match self {
             Self::Full(bytes) => SizeHint::with_exact(bytes.len().try_into().unwrap_or(u64::MAX)),
             Self::File(_, Some(len)) => SizeHint::with_exact(*len),
-            Self::Process(_) | Self::File(_, None) => SizeHint::default(),
+            Self::Process(_) | Self::Watch(_) | Self::File(_, None) => SizeHint::default(),
         }
     }
 }

@@ -15,6 +15,7 @@ mod boot;
 mod clock;
 mod control;
 mod envd;
+mod files;
 mod log;
 mod net;
 mod options;
@@ -25,6 +26,7 @@ mod settings;
 mod shutdown;
 mod sys;
 mod users;
+mod watch;
 
 pub use net::{Endpoint, EndpointError};
 pub use options::{Options, OptionsError};

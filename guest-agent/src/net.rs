@@ -6,13 +6,14 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::str::FromStr;
 use std::task::{Context, Poll, ready};
 
 use hyper::rt::{Read, ReadBufCursor, Write};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, AddressFamily, Backlog, MsgFlags, SockFlag, SockType, VsockAddr};
 use tokio::io::unix::AsyncFd;
 
@@ -177,6 +178,45 @@ fn send(socket: &AsyncFd<OwnedFd>, bytes: &[u8]) -> io::Result<usize> {
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: AsyncFd<OwnedFd>,
+}
+
+impl Stream {
+    /// Lets somebody wait for the peer to leave.
+    pub(crate) fn departure(&self) -> io::Result<Departure> {
+        // A descriptor of its own, since readiness that one waiter uses up is lost for another.
+        Ok(Departure { socket: sys::watch(self.socket.get_ref().try_clone()?)? })
+    }
+}
+
+/// Tells when the peer of a [`Stream`] is gone: it takes no more bytes, and sends none.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl Departure {
+    /// Resolves when the peer has left at once. Of one that first stops sending and leaves later,
+    /// the next write tells.
+    pub(crate) async fn wait(&self) {
+        while let Ok(mut guard) = self.socket.readable().await {
+            if guard.ready().is_read_closed() {
+                if is_gone(self.socket.get_ref()) {
+                    return;
+                }
+                break;
+            }
+            guard.clear_ready();
+        }
+        std::future::pending().await
+    }
+}
+
+/// Whether a peer that sends no more takes no more bytes either. Unix sockets tell it when asked,
+/// vsock only a writer.
+fn is_gone(socket: &OwnedFd) -> bool {
+    let mut asked = [PollFd::new(socket.as_fd(), PollFlags::empty())];
+    let told = poll(&mut asked, PollTimeout::ZERO).is_ok_and(|ready| ready > 0);
+    told || socket::send(socket.as_raw_fd(), &[], MsgFlags::MSG_NOSIGNAL).is_err()
 }
 
 impl Read for Stream {

@@ -55,6 +55,7 @@ pub(crate) async fn serve<F>(
             let answer = route(Rc::clone(&agent), request);
             async { Ok::<_, Infallible>(answer.await) }
         });
+        let departure = stream.departure();
         let connection = http1::Builder::new()
             .timer(TokioTimer)
             .header_read_timeout(HEAD_TIMEOUT)
@@ -63,8 +64,20 @@ pub(crate) async fn serve<F>(
             .half_close(true)
             .serve_connection(stream, service);
         tokio::task::spawn_local(async move {
-            // A connection that breaks is its client's affair.
-            let _ = connection.await;
+            // Whoever left frees what its requests hold, though there may be nothing to write for
+            // long. Without a way to learn of it, the next write has to tell.
+            let left = async {
+                match &departure {
+                    Ok(departure) => departure.wait().await,
+                    Err(_) => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                // A connection that breaks is its client's affair.
+                _ = connection => {}
+                () = left => {}
+            }
             drop(slot);
         });
     }

@@ -2,14 +2,18 @@
 //!
 //! The binary is static, so the C library's lookup (which loads plug-ins) is not used.
 
+use std::collections::HashMap;
 use std::ffi::CString;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use nix::unistd::{Gid, Uid};
 
 /// The user processes run as when a request names none and this one exists; else root.
 const DEFAULT_USER: &str = "user";
+
+/// Bytes of a file that are read; the files of large sites have less.
+const MAX_FILE: u64 = 1024 * 1024;
 
 /// Why a user cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +97,44 @@ impl User {
     }
 }
 
+/// Names of user and group numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Names {
+    /// Reads all names. Without the files there are none.
+    pub(crate) fn read() -> Self {
+        let names = |path| names_by_number(&read(path).unwrap_or_default());
+        Self { users: names("/etc/passwd"), groups: names("/etc/group") }
+    }
+
+    /// The user's name; the number, if it has none.
+    pub(crate) fn user(&self, number: u32) -> String {
+        self.users.get(&number).cloned().unwrap_or_else(|| number.to_string())
+    }
+
+    /// The group's name; the number, if it has none.
+    pub(crate) fn group(&self, number: u32) -> String {
+        self.groups.get(&number).cloned().unwrap_or_else(|| number.to_string())
+    }
+}
+
+/// Lines begin with `name:password:number` in both files. The first name of a number counts.
+fn names_by_number(text: &str) -> HashMap<u32, String> {
+    let mut names = HashMap::new();
+    for line in text.lines() {
+        let mut fields = line.split(':');
+        let (Some(name), Some(number)) = (fields.next(), fields.nth(1)) else { continue };
+        if let Ok(number) = number.parse() {
+            names.entry(number).or_insert_with(|| name.to_owned());
+        }
+    }
+    names
+}
+
 /// Resolves `.` and `..` in the text of an absolute path.
 fn clean(path: &Path) -> PathBuf {
     use std::path::Component;
@@ -119,8 +161,10 @@ pub(crate) fn c_path(path: &Path) -> io::Result<CString> {
 }
 
 fn read(path: &'static str) -> Result<String, UserError> {
-    match std::fs::read(path) {
-        Ok(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+    let mut text = Vec::new();
+    let file = std::fs::File::open(path);
+    match file.and_then(|file| file.take(MAX_FILE).read_to_end(&mut text)) {
+        Ok(_) => Ok(String::from_utf8_lossy(&text).into_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
         Err(source) => Err(UserError::Read { path, source }),
     }
@@ -208,6 +252,12 @@ mod tests {
     }
 
     #[test]
+    fn numbers_have_the_first_name_that_has_them() {
+        let names = names_by_number("a:x:7:\nb:x:7:\nbad:x:y:\n");
+        assert_eq!(names, HashMap::from([(7, "a".to_owned())]));
+    }
+
+    #[test]
     fn paths_resolve_against_home() {
         let user = user("user");
         let cases = [
@@ -235,6 +285,7 @@ mod tests {
         #[test]
         fn any_file_is_read_or_skipped(text in "[a-z0-9:\n]{0,80}") {
             let _ = lookup(&text, "a");
+            let _ = names_by_number(&text);
             let _ = groups_of(&text, &user("user"));
         }
     }

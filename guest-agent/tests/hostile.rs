@@ -154,3 +154,19 @@ fn two_hundred_connections_are_served_side_by_side() {
         assert_eq!(idle.len(), 200);
     });
 }
+
+#[test]
+fn a_client_that_stops_sending_gets_its_answer() {
+    run(async {
+        let agent = Agent::start().await;
+        let mut stream = UnixStream::connect(agent.path("envd")).unwrap();
+        stream.write_all(b"GET /files?path=/proc/version HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let answer = tokio::task::spawn_blocking(move || {
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            answer
+        });
+        assert!(answer.await.unwrap().starts_with(b"HTTP/1.1 200"));
+    });
+}

@@ -3,6 +3,7 @@
 mod auth;
 mod connect;
 mod files;
+mod filesystem;
 mod headers;
 mod multipart;
 mod procedures;
@@ -12,7 +13,7 @@ mod upload;
 use std::rc::Rc;
 
 use bytes::Bytes;
-use coppice_agent_protocol::process::SERVICE;
+use coppice_agent_protocol::{filesystem as filesystem_protocol, process as process_protocol};
 use http::{Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 
@@ -25,9 +26,13 @@ pub(crate) async fn route(agent: Rc<Agent>, request: Request<Incoming>) -> Respo
         return auth::response(&request, &denied);
     }
     let path = request.uri().path();
-    if let Some(procedure) = path.strip_prefix(SERVICE) {
+    if let Some(procedure) = path.strip_prefix(process_protocol::SERVICE) {
         let procedure = procedure.to_owned();
         return procedures::call(&agent, &procedure, request).await;
+    }
+    if let Some(procedure) = path.strip_prefix(filesystem_protocol::SERVICE) {
+        let procedure = procedure.to_owned();
+        return filesystem::call(&agent, &procedure, request).await;
     }
     match (path, request.method()) {
         ("/health", &Method::GET | &Method::HEAD) => empty(StatusCode::NO_CONTENT),

@@ -4,15 +4,16 @@
 //! helper thread, so memory is constant whatever is sent. A file that exists is overwritten in
 //! place: it keeps its inode, mode and links. A new file that does not arrive whole is removed.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use flate2::write::MultiGzDecoder;
 use http::{HeaderMap, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
-use nix::unistd::{Uid, chown, fchown};
+use nix::unistd::{Uid, fchown};
 use serde::Serialize;
 
 use super::HttpError;
@@ -21,6 +22,7 @@ use super::files::{blocking, path_of, user_of};
 use super::multipart::{Multipart, PartHeaders, Parts};
 use crate::agent::Agent;
 use crate::body::Body;
+use crate::files::{Metadata, ensure_directories};
 use crate::users::User;
 
 /// How long a client may pause within an upload.
@@ -33,12 +35,15 @@ struct Written {
     name: String,
     #[serde(rename = "type")]
     kind: &'static str,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metadata: BTreeMap<String, String>,
 }
 
 impl Written {
-    fn new(path: &Path) -> Self {
+    fn new(path: &Path, metadata: Metadata) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        Self { path: path.to_string_lossy().into_owned(), name, kind: "file" }
+        let path = path.to_string_lossy().into_owned();
+        Self { path, name, kind: "file", metadata: metadata.into_map() }
     }
 }
 
@@ -51,7 +56,10 @@ pub(super) async fn upload(
     let path = path_of(&request, &user);
     let (parts, mut body) = request.into_parts();
     let headers = parts.headers;
-    let mut pipeline = blocking(move || Pipeline::new(&headers, user, path)).await?;
+    let metadata =
+        Metadata::from_headers(&headers).map_err(|error| bad_request(error.to_string()))?;
+    let plan = Plan { user, path, metadata };
+    let mut pipeline = blocking(move || Pipeline::new(&headers, plan)).await?;
     loop {
         let next = tokio::time::timeout(IDLE, next_piece(&mut body)).await;
         let piece = match next {
@@ -70,6 +78,14 @@ pub(super) async fn upload(
     Ok(super::json(StatusCode::OK, &written))
 }
 
+/// What a request says of the files in its body.
+struct Plan {
+    user: User,
+    /// The path of the one file; without it each part of a form names its own.
+    path: Option<PathBuf>,
+    metadata: Metadata,
+}
+
 /// What the body runs through.
 enum Pipeline {
     Plain(Form),
@@ -77,9 +93,9 @@ enum Pipeline {
 }
 
 impl Pipeline {
-    fn new(headers: &HeaderMap, user: User, path: Option<PathBuf>) -> Result<Self, HttpError> {
+    fn new(headers: &HeaderMap, plan: Plan) -> Result<Self, HttpError> {
         let encoding = headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes());
-        let form = Form::new(headers, user, path)?;
+        let form = Form::new(headers, plan)?;
         match encoding {
             None | Some(b"" | b"identity") => Ok(Self::Plain(form)),
             Some(b"gzip") => Ok(Self::Gzip(Box::new(MultiGzDecoder::new(form)))),
@@ -104,20 +120,21 @@ impl Pipeline {
 
 /// The body without its compression.
 enum Form {
-    Raw(Target),
+    Raw(Target, Metadata),
     Multipart(Box<Multipart<FormFiles>>),
 }
 
 impl Form {
-    fn new(headers: &HeaderMap, user: User, path: Option<PathBuf>) -> Result<Self, HttpError> {
+    fn new(headers: &HeaderMap, plan: Plan) -> Result<Self, HttpError> {
         if has_content_type(headers, "application/octet-stream") {
+            let Plan { user, path, metadata } = plan;
             let path = path.ok_or_else(|| bad_request("the path parameter is missing"))?;
-            return Ok(Self::Raw(Target::create(path, &user)?));
+            return Ok(Self::Raw(Target::create(path, &user)?, metadata));
         }
         let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         match content_type {
             Some(text) if text.trim_start().to_ascii_lowercase().starts_with("multipart/") => {
-                let files = FormFiles { user, path, open: None, written: Vec::new() };
+                let files = FormFiles { plan, open: None, written: Vec::new() };
                 Multipart::new(text, files).map(|form| Self::Multipart(Box::new(form)))
             }
             _ => Err(bad_request(
@@ -128,7 +145,7 @@ impl Form {
 
     fn finish(self) -> io::Result<Vec<Written>> {
         match self {
-            Self::Raw(target) => Ok(vec![target.complete()]),
+            Self::Raw(target, metadata) => Ok(vec![target.complete(&metadata)?]),
             Self::Multipart(form) => Ok(form.finish()?.written),
         }
     }
@@ -137,7 +154,7 @@ impl Form {
 impl Write for Form {
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Raw(target) => target.write_all(piece)?,
+            Self::Raw(target, _) => target.write_all(piece)?,
             Self::Multipart(form) => form.push(piece)?,
         }
         Ok(piece.len())
@@ -150,9 +167,7 @@ impl Write for Form {
 
 /// The files of a form.
 struct FormFiles {
-    user: User,
-    /// The path of the one file; without it each part names its own.
-    path: Option<PathBuf>,
+    plan: Plan,
     open: Option<Target>,
     written: Vec<Written>,
 }
@@ -162,9 +177,9 @@ impl Parts for FormFiles {
         if part.name.as_deref() != Some("file") {
             return Ok(());
         }
-        let path = match (&self.path, part.file_name) {
+        let path = match (&self.plan.path, part.file_name) {
             (Some(path), _) => path.clone(),
-            (None, Some(name)) => self.user.resolve(&name),
+            (None, Some(name)) => self.plan.user.resolve(&name),
             (None, None) => {
                 return Err(io::Error::other(bad_request(
                     "a file has no name: give the path parameter or a filename per part",
@@ -175,7 +190,7 @@ impl Parts for FormFiles {
             let message = format!("two files of one request have the path '{}'", path.display());
             return Err(io::Error::other(bad_request(message)));
         }
-        self.open = Some(Target::create(path, &self.user).map_err(io::Error::other)?);
+        self.open = Some(Target::create(path, &self.plan.user).map_err(io::Error::other)?);
         Ok(())
     }
 
@@ -184,7 +199,9 @@ impl Parts for FormFiles {
     }
 
     fn end(&mut self) -> io::Result<()> {
-        self.written.extend(self.open.take().map(Target::complete));
+        if let Some(target) = self.open.take() {
+            self.written.push(target.complete(&self.plan.metadata)?);
+        }
         Ok(())
     }
 }
@@ -226,9 +243,13 @@ impl Target {
         written.map_err(|error| io::Error::other(write_error(&self.path, &error)))
     }
 
-    fn complete(mut self) -> Written {
+    /// The file is whole: what it had of metadata is replaced. A file system that keeps none is no
+    /// reason to fail; the answer then tells of none.
+    fn complete(mut self, metadata: &Metadata) -> io::Result<Written> {
+        let kept = metadata.write(&self.file);
+        let kept = kept.map_err(|error| io::Error::other(write_error(&self.path, &error)))?;
         self.fresh = false;
-        Written::new(&self.path)
+        Ok(Written::new(&self.path, if kept { metadata.clone() } else { Metadata::default() }))
     }
 }
 
@@ -262,22 +283,6 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
         }
         Err(error) => Err(error),
     }
-}
-
-/// Creates the missing ones of a directory and its parents, for the user.
-fn ensure_directories(directory: &Path, user: &User) -> io::Result<()> {
-    let mut missing: Vec<&Path> =
-        directory.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
-    while let Some(next) = missing.pop() {
-        match std::fs::DirBuilder::new().mode(0o755).create(next) {
-            Ok(()) if Uid::effective().is_root() => {
-                chown(next, Some(user.uid), Some(user.gid))?;
-            }
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            Ok(()) | Err(_) => {}
-        }
-    }
-    Ok(())
 }
 
 fn bad_request(message: impl Into<String>) -> HttpError {

@@ -17,6 +17,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt as _;
@@ -106,6 +107,20 @@ impl Agent {
         self.call_raw(procedure, &[], text).await
     }
 
+    /// A unary call of any service: its status and JSON.
+    pub(crate) async fn call_service(
+        &self,
+        service: &str,
+        procedure: &str,
+        message: &Value,
+    ) -> (StatusCode, Value) {
+        let request = Request::post(format!("/{service}/{procedure}"))
+            .header("content-type", UNARY_CONTENT_TYPE)
+            .body(Full::new(Bytes::from(message.to_string())))
+            .unwrap();
+        json_of(self.send("envd", request).await).await
+    }
+
     pub(crate) async fn call_raw(
         &self,
         procedure: &str,
@@ -127,8 +142,17 @@ impl Agent {
         headers: &[(&str, &str)],
         body: Vec<u8>,
     ) -> Events {
-        let mut request = Request::post(format!("/process.Process/{procedure}"))
-            .header("content-type", STREAM_CONTENT_TYPE);
+        self.stream_at(&format!("/process.Process/{procedure}"), headers, body).await
+    }
+
+    /// The same of any service.
+    pub(crate) async fn stream_at(
+        &self,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> Events {
+        let mut request = Request::post(target).header("content-type", STREAM_CONTENT_TYPE);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -247,8 +271,13 @@ impl Transcript {
 }
 
 impl Events {
-    /// The next event, or how the stream ended.
+    /// The next event of a process, or how the stream ended.
     pub(crate) async fn next(&mut self) -> Result<ProcessEvent, Option<ConnectError>> {
+        self.message::<StreamResponse>().await.map(|response| response.event)
+    }
+
+    /// The next message, or how the stream ended.
+    pub(crate) async fn message<T: DeserializeOwned>(&mut self) -> Result<T, Option<ConnectError>> {
         loop {
             if let Some(frame) = self.decoder.next_frame().expect("frames in form") {
                 if frame.is_end() {
@@ -256,8 +285,7 @@ impl Events {
                     assert!(self.body.frame().await.is_none(), "bytes after the last frame");
                     return Err(end.error);
                 }
-                let response: StreamResponse = serde_json::from_slice(&frame.payload).unwrap();
-                return Ok(response.event);
+                return Ok(serde_json::from_slice(&frame.payload).unwrap());
             }
             let piece = self.body.frame().await.expect("no last frame").expect("a whole body");
             self.decoder.push(piece.data_ref().expect("data"));
