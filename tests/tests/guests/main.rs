@@ -15,6 +15,7 @@ mod cycles;
 mod disk;
 mod ends;
 mod hardware;
+mod serve;
 mod sessions;
 mod storm;
 mod streams;

@@ -1,0 +1,5 @@
+//! The daemon and its API, with real guests behind it.
+
+mod client;
+mod faults;
+mod lifecycle;
