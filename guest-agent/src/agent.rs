@@ -1,11 +1,14 @@
 //! What all services of one agent share.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::rc::Rc;
 
 use coppice_agent_protocol::control::Shutdown;
+use coppice_agent_protocol::metrics::Metrics;
 use tokio::sync::Notify;
 
+use crate::metrics::{self, CpuTime};
 use crate::process::Processes;
 use crate::settings::Settings;
 use crate::watch::Watches;
@@ -27,6 +30,8 @@ pub(crate) struct Agent {
     pub(crate) listening_us: Cell<u64>,
     /// The same when requests were served.
     pub(crate) serving_us: Cell<u64>,
+    /// The processors' time when metrics were last asked for.
+    cpu_time: Cell<CpuTime>,
     shutdown: Cell<Option<Shutdown>>,
     shutdown_asked: Notify,
 }
@@ -41,9 +46,19 @@ impl Agent {
             started_us,
             listening_us: Cell::new(0),
             serving_us: Cell::new(0),
+            cpu_time: Cell::default(),
             shutdown: Cell::new(None),
             shutdown_asked: Notify::new(),
         }
+    }
+
+    /// What the guest uses; see [`Metrics`].
+    pub(crate) async fn metrics(&self) -> io::Result<Metrics> {
+        let since = self.cpu_time.get();
+        let measured = tokio::task::spawn_blocking(move || metrics::measure(since)).await;
+        let (metrics, now) = measured.map_err(io::Error::other)??;
+        self.cpu_time.set(now);
+        Ok(metrics)
     }
 
     /// Asks for the end. The first request decides how.

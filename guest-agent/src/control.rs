@@ -29,6 +29,7 @@ pub(crate) async fn route(agent: Rc<Agent>, request: Request<Incoming>) -> Respo
     let (parts, body) = request.into_parts();
     let outcome = match (&parts.method, parts.uri.path()) {
         (&Method::GET, "/info") => Ok(json(StatusCode::OK, &info(&agent))),
+        (&Method::GET, "/metrics") => metrics(&agent).await,
         (&Method::POST, "/shutdown") => shutdown(&agent, body).await,
         (&Method::POST, "/time") => set_time(body).await,
         (&Method::POST, "/identity") => set_identity(body).await,
@@ -138,6 +139,11 @@ async fn set_identity(body: Incoming) -> Result<Response<Body>, ConnectError> {
         write_machine_id(machine_id).map_err(internal("writing /etc/machine-id"))?;
     }
     done(StatusCode::NO_CONTENT)
+}
+
+async fn metrics(agent: &Agent) -> Result<Response<Body>, ConnectError> {
+    let metrics = agent.metrics().await.map_err(internal("measuring"))?;
+    Ok(json(StatusCode::OK, &metrics))
 }
 
 async fn init(agent: &Agent, body: Incoming) -> Result<Response<Body>, ConnectError> {

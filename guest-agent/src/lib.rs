@@ -17,6 +17,7 @@ mod control;
 mod envd;
 mod files;
 mod log;
+mod metrics;
 mod net;
 mod options;
 mod process;

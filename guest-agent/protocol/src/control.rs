@@ -3,6 +3,7 @@
 //! | Call | Body | Answer |
 //! |---|---|---|
 //! | `GET /info` | | 200 [`Info`] |
+//! | `GET /metrics` | | 200 [`crate::metrics::Metrics`] |
 //! | `POST /shutdown` | [`Shutdown`] | 202, then the guest ends |
 //! | `POST /time` | [`SetTime`] | 200 [`TimeSet`] |
 //! | `POST /identity` | [`Identity`] | 204 |

@@ -14,6 +14,7 @@ pub mod envelope;
 mod error;
 pub mod filesystem;
 pub mod json;
+pub mod metrics;
 pub mod process;
 mod ready;
 pub mod signal;

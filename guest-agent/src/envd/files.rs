@@ -103,7 +103,7 @@ impl Opened {
     }
 }
 
-fn open_regular(path: &Path) -> Result<File, HttpError> {
+pub(super) fn open_regular(path: &Path) -> Result<File, HttpError> {
     // Without O_NONBLOCK a FIFO would hold the thread until someone writes.
     let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = opened.map_err(|error| match error.kind() {

@@ -1,6 +1,7 @@
 //! The envd service: what an SDK talks to.
 
 mod auth;
+mod compose;
 mod connect;
 mod files;
 mod filesystem;
@@ -38,11 +39,21 @@ pub(crate) async fn route(agent: Rc<Agent>, request: Request<Incoming>) -> Respo
         ("/health", &Method::GET | &Method::HEAD) => empty(StatusCode::NO_CONTENT),
         ("/files", &Method::GET) => respond(files::download(&agent, &request).await),
         ("/files", &Method::POST) => respond(upload::upload(&agent, request).await),
-        ("/health" | "/files", _) => {
+        ("/files/compose", &Method::POST) => respond(compose::compose(&agent, request).await),
+        ("/envs", &Method::GET) => json(StatusCode::OK, agent.settings.borrow().envs()),
+        ("/metrics", &Method::GET) => respond(metrics(&agent).await),
+        ("/health" | "/files" | "/files/compose" | "/envs" | "/metrics", _) => {
             error(StatusCode::METHOD_NOT_ALLOWED, "this path does not take this method")
         }
         (path, _) => error(StatusCode::NOT_FOUND, &format!("no such path: {path}")),
     }
+}
+
+async fn metrics(agent: &Agent) -> Result<Response<Body>, HttpError> {
+    let metrics = agent.metrics().await.map_err(|error| {
+        HttpError::new(StatusCode::INTERNAL_SERVER_ERROR, format!("measuring: {error}"))
+    })?;
+    Ok(json(StatusCode::OK, &metrics))
 }
 
 /// Why a plain HTTP request failed: its status and a message for people.

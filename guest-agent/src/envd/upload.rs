@@ -30,7 +30,7 @@ const IDLE: std::time::Duration = std::time::Duration::from_secs(120);
 
 /// A file written, as the response lists it.
 #[derive(Debug, Serialize)]
-struct Written {
+pub(super) struct Written {
     path: String,
     name: String,
     #[serde(rename = "type")]
@@ -40,7 +40,7 @@ struct Written {
 }
 
 impl Written {
-    fn new(path: &Path, metadata: Metadata) -> Self {
+    pub(super) fn new(path: &Path, metadata: Metadata) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let path = path.to_string_lossy().into_owned();
         Self { path, name, kind: "file", metadata: metadata.into_map() }
@@ -285,11 +285,11 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-fn bad_request(message: impl Into<String>) -> HttpError {
+pub(super) fn bad_request(message: impl Into<String>) -> HttpError {
     HttpError::new(StatusCode::BAD_REQUEST, message)
 }
 
-fn write_error(path: &Path, error: &io::Error) -> HttpError {
+pub(super) fn write_error(path: &Path, error: &io::Error) -> HttpError {
     let path = path.display();
     let (status, problem) = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
