@@ -2,6 +2,8 @@
 //!
 //! The tests themselves are under `tests/`; this library holds what several of them share.
 
+pub mod daemon;
 mod kvm_trace;
 pub mod lane;
 pub mod source;
+mod tunnel;

@@ -13,6 +13,7 @@ mod lab;
 mod packages;
 mod progress;
 mod rootfs;
+mod sdk;
 mod test;
 
 use std::process::ExitCode;
@@ -42,6 +43,8 @@ enum Command {
     Kernel(kernel::Args),
     /// Build the guest root file systems
     Rootfs(rootfs::Args),
+    /// Install the E2B clients that `coppice serve` is tested with
+    Sdk,
     /// Run the benchmarks and keep their raw figures
     Bench(bench::Args),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(&args),
         Command::Kernel(args) => kernel::run(&args),
         Command::Rootfs(args) => rootfs::run(&args),
+        Command::Sdk => sdk::run(),
         Command::Bench(args) => bench::run(&args),
     };
     outcome.unwrap_or_else(|error| {
