@@ -3,7 +3,8 @@
 //! It starts as init (process 1) of a Coppice guest, or as a service of another init, and does
 //! for the host what the host cannot do from outside: it runs commands and moves files (the envd
 //! protocol, [`coppice_agent_protocol::ENVD_PORT`]) and ends, identifies and clocks the guest (the
-//! control service, [`coppice_agent_protocol::CONTROL_PORT`]). It talks to the host over vsock only.
+//! control service, [`coppice_agent_protocol::CONTROL_PORT`]). It also connects the host to the
+//! guest's TCP ports ([`coppice_agent_protocol::PROXY_PORT`]). It talks to the host over vsock only.
 //!
 //! It lives in every guest, so it is small: one thread, no allocation that a client could make
 //! large, nothing running while nothing happens. File systems, which a guest may make block for
@@ -21,6 +22,7 @@ mod metrics;
 mod net;
 mod options;
 mod process;
+mod proxy;
 mod run;
 mod server;
 mod settings;

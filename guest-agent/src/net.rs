@@ -16,6 +16,7 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{self, AddressFamily, Backlog, MsgFlags, SockFlag, SockType, VsockAddr};
 use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::sys;
 
@@ -174,7 +175,7 @@ fn send(socket: &AsyncFd<OwnedFd>, bytes: &[u8]) -> io::Result<usize> {
     Ok(socket::send(socket.as_raw_fd(), bytes, MsgFlags::MSG_NOSIGNAL)?)
 }
 
-/// A connection, in the form hyper reads and writes.
+/// A connection, in the forms hyper and tokio read and write.
 #[derive(Debug)]
 pub(crate) struct Stream {
     socket: AsyncFd<OwnedFd>,
@@ -232,6 +233,44 @@ impl Read for Stream {
                 return Poll::Ready(received.map(drop));
             }
         }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let mut guard = ready!(self.socket.poll_read_ready(cx))?;
+            let free = buffer.initialize_unfilled();
+            let flags = MsgFlags::empty();
+            if let Ok(received) =
+                guard.try_io(|socket| Ok(socket::recv(socket.as_raw_fd(), free, flags)?))
+            {
+                return Poll::Ready(received.map(|len| buffer.advance(len)));
+            }
+        }
+    }
+}
+
+/// The same as for hyper.
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Write::poll_write(self, cx, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Write::poll_flush(self, cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Write::poll_shutdown(self, cx)
     }
 }
 

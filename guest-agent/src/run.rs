@@ -11,7 +11,7 @@ use tokio::task::LocalSet;
 use crate::agent::Agent;
 use crate::net::{self, Endpoint, Listener};
 use crate::options::Options;
-use crate::{boot, clock, control, envd, server, shutdown};
+use crate::{boot, clock, control, envd, proxy, server, shutdown};
 
 /// Helper threads for file systems. More work waits; if all are stuck in a dead file system, only
 /// file requests are.
@@ -83,6 +83,7 @@ async fn live(agent: Rc<Agent>, options: &Options) -> Result<Option<ShutdownMode
     let children = signal(SignalKind::child()).map_err(RunError::Signals)?;
     let envd = listen(&options.listen)?;
     let control = listen(&options.control)?;
+    let proxy = options.proxy.as_ref().map(listen).transpose()?;
     agent.listening_us.set(clock::boottime_us());
     // The host may connect from here on; it is answered when the userland is prepared. Meanwhile
     // the connection below is made.
@@ -104,6 +105,9 @@ async fn live(agent: Rc<Agent>, options: &Options) -> Result<Option<ShutdownMode
     tokio::task::spawn_local(reap(Rc::clone(&agent), children));
     tokio::task::spawn_local(server::serve(envd, Rc::clone(&agent), envd::route));
     tokio::task::spawn_local(server::serve(control, Rc::clone(&agent), control::route));
+    if let Some(proxy) = proxy {
+        tokio::task::spawn_local(proxy::serve(proxy));
+    }
     obey_signals(&agent)?;
 
     let how = agent.shutdown_asked().await;

@@ -1,9 +1,10 @@
 //! Wire types between the host and the agent inside a guest.
 //!
-//! The agent listens on two vsock ports. [`ENVD_PORT`] speaks envd's protocol as the E2B SDKs know
+//! The agent listens on three vsock ports. [`ENVD_PORT`] speaks envd's protocol as the E2B SDKs know
 //! it: HTTP/1.1 with the Connect protocol for `process.Process` and `filesystem.Filesystem`, and plain
 //! HTTP for the content of files.
-//! [`CONTROL_PORT`] is private to the manager: HTTP with small JSON bodies. Once both serve, the
+//! [`CONTROL_PORT`] is private to the manager: HTTP with small JSON bodies. [`PROXY_PORT`] leads to the
+//! guest's TCP ports. Once all serve, the
 //! agent connects to [`READY_PORT`] of the host and writes one [`ReadyLine`].
 //!
 //! This crate is a leaf: the manager and the agent use it, and it knows neither of them. It does no
@@ -16,6 +17,7 @@ pub mod filesystem;
 pub mod json;
 pub mod metrics;
 pub mod process;
+pub mod proxy;
 mod ready;
 pub mod signal;
 pub mod timestamp;
@@ -28,6 +30,9 @@ pub const ENVD_PORT: u32 = 49983;
 
 /// Guest vsock port of the private control service; see [`control`].
 pub const CONTROL_PORT: u32 = 49982;
+
+/// Guest vsock port that leads to the guest's TCP ports; see [`proxy`].
+pub const PROXY_PORT: u32 = 49984;
 
 /// Host vsock port to which the agent reports that it serves; see [`ReadyLine`].
 pub const READY_PORT: u32 = 49981;

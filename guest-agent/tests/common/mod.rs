@@ -57,9 +57,12 @@ impl Agent {
     pub(crate) async fn start() -> Self {
         Self::launch(|dir| {
             let mut command = Command::new(binary());
-            for (option, name) in
-                [("--listen", "envd"), ("--control", "control"), ("--ready", "ready")]
-            {
+            for (option, name) in [
+                ("--listen", "envd"),
+                ("--control", "control"),
+                ("--proxy", "proxy"),
+                ("--ready", "ready"),
+            ] {
                 command.arg(option).arg(format!("unix:{}", dir.join(name).display()));
             }
             command
