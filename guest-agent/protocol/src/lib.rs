@@ -25,6 +25,12 @@ pub mod timestamp;
 pub use error::{Code, ConnectError};
 pub use ready::ReadyLine;
 
+/// The version of envd whose protocol the agent speaks, as the control plane tells SDKs. They use a
+/// feature from the version on that brought it: recursive watches (0.1.4), `stdin` of `Start`
+/// (0.3.0), the default user (0.4.0), `CloseStdin` (0.5.2), uploads as octet-stream (0.5.7), files'
+/// metadata (0.6.2), entries in events (0.6.3), watches on network file systems (0.6.4).
+pub const ENVD_VERSION: &str = "0.6.4";
+
 /// Guest vsock port of the envd protocol.
 pub const ENVD_PORT: u32 = 49983;
 
