@@ -154,6 +154,23 @@ fn a_process_runs_as_the_named_user_with_its_groups() {
 }
 
 #[test]
+fn a_user_without_a_home_starts_at_the_root() {
+    if !geteuid().is_root() {
+        println!("not root: users cannot be changed, so this is not tested");
+        return;
+    }
+    run(async {
+        let agent = Agent::start().await;
+        // "nobody:"
+        let headers = [("authorization", "Basic bm9ib2R5Og==")];
+        let mut request = shell("pwd");
+        request.process.cwd = None;
+        let transcript = agent.start_with(&request, &headers).await.all().await;
+        assert_eq!(transcript.text(), "/\n");
+    });
+}
+
+#[test]
 fn a_directory_closed_to_the_user_stays_closed() {
     if !geteuid().is_root() {
         println!("not root: users cannot be changed, so this is not tested");

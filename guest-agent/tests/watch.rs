@@ -143,6 +143,22 @@ fn files_in_new_directories_are_told_once_and_none_is_lost() {
 }
 
 #[test]
+fn the_content_of_files_in_new_directories_is_told() {
+    run(async {
+        let agent = Agent::start().await;
+        let top = top(&agent);
+        let outside = agent.path("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("file"), "content").unwrap();
+        let mut events = watch(&agent, json!({ "path": top, "recursive": true }), &[]).await;
+        fs::rename(&outside, top.join("sub")).unwrap();
+        fs::create_dir(top.join("last")).unwrap();
+        let expected = named(&[("sub", Create), ("sub/file", Create), ("sub/file", Write)]);
+        assert_eq!(until(&mut events, "last").await, expected);
+    });
+}
+
+#[test]
 fn a_directory_moved_within_the_tree_is_watched_under_its_new_name() {
     run(async {
         let agent = Agent::start().await;

@@ -294,6 +294,10 @@ impl Collector {
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if !quiet {
             self.report(&name, EventType::Create);
+            if entry.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
+                // Whoever wrote it may have been done before its directory was watched.
+                self.report(&name, EventType::Write);
+            }
             if self.found.len() < MAX_FOUND {
                 self.found.insert(name.clone());
             }

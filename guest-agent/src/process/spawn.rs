@@ -86,10 +86,7 @@ impl Processes {
         }
         let terminal_size = request.pty.map(|pty| pty.size.unwrap_or_default());
         let mut command = command(&request, user, envs)?;
-        let cwd = user.resolve(request.process.cwd.as_deref().unwrap_or_default());
-        if !cwd.exists() {
-            return Err(SpawnError::NoDirectory(cwd));
-        }
+        let cwd = working_directory(&request, user)?;
         let setup = ChildSetup {
             uid: user.uid,
             gid: user.gid,
@@ -129,6 +126,19 @@ impl Processes {
         let stream = ProcessStream::new(&process, watch, deadline);
         tokio::task::spawn_local(pump::run(process, outputs));
         Ok(stream)
+    }
+}
+
+/// Where the process starts. As for a login, a home that does not exist is no reason to fail.
+fn working_directory(request: &StartRequest, user: &User) -> Result<PathBuf, SpawnError> {
+    let named = request.process.cwd.as_deref().unwrap_or_default();
+    let cwd = user.resolve(named);
+    if cwd.exists() {
+        Ok(cwd)
+    } else if named.is_empty() {
+        Ok(PathBuf::from("/"))
+    } else {
+        Err(SpawnError::NoDirectory(cwd))
     }
 }
 
