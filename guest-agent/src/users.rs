@@ -283,6 +283,14 @@ mod tests {
         }
 
         #[test]
+        fn resolving_again_changes_nothing(path in ".{0,30}", workdir in "(/[a-z.]{1,3}){0,4}") {
+            let user = User { workdir: workdir.into(), ..user("user") };
+            let resolved = user.resolve(&path);
+            prop_assume!(resolved.to_str().is_some());
+            prop_assert_eq!(user.resolve(resolved.to_str().unwrap()), resolved);
+        }
+
+        #[test]
         fn any_file_is_read_or_skipped(text in "[a-z0-9:\n]{0,80}") {
             let _ = lookup(&text, "a");
             let _ = names_by_number(&text);

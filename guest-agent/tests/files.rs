@@ -295,6 +295,30 @@ fn a_full_disk_is_told_apart() {
 }
 
 #[test]
+fn a_client_that_first_sends_everything_learns_why_it_is_refused() {
+    run(async {
+        let agent = Agent::start().await;
+        // More than the sockets on the way hold.
+        let body = vec![0; 20_000_000];
+        let head = format!(
+            "POST {} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\
+             content-type: application/octet-stream\r\n\r\n",
+            target(agent.dir.path()),
+            body.len()
+        );
+        let mut stream = std::os::unix::net::UnixStream::connect(agent.path("envd")).unwrap();
+        let answer = tokio::task::spawn_blocking(move || {
+            stream.write_all(head.as_bytes()).unwrap();
+            stream.write_all(&body).unwrap();
+            let mut answer = Vec::new();
+            std::io::Read::read_to_end(&mut stream, &mut answer).unwrap();
+            answer
+        });
+        assert!(answer.await.unwrap().starts_with(b"HTTP/1.1 400"));
+    });
+}
+
+#[test]
 fn files_of_the_kernel_are_read_to_their_end() {
     run(async {
         let agent = Agent::start().await;

@@ -279,6 +279,25 @@ fn a_client_that_leaves_does_not_end_the_process() {
     });
 }
 
+#[test]
+fn a_process_is_found_by_its_pid_after_long_silence() {
+    run(async {
+        let agent = Agent::start().await;
+        let headers = [("keepalive-ping-interval", "1")];
+        let request = shell_with_stdin("read line; echo $line");
+        let mut events = agent.start_with(&request, &headers).await;
+        let pid = events.pid().await;
+        for _ in 0..3 {
+            assert_eq!(events.next().await, Ok(ProcessEvent::Keepalive));
+        }
+        drop(events);
+        let mut events = agent.connect(pid).await;
+        assert_eq!(events.pid().await, pid);
+        agent.call("SendInput", &stdin(pid, b"found\n")).await;
+        assert_eq!(events.rest().await.text(), "found\n");
+    });
+}
+
 /// Ends when the process does, however that is learnt.
 async fn end_of(agent: &Agent, pid: u32) -> i32 {
     agent.connect(pid).await.all().await.end.unwrap().exit_code

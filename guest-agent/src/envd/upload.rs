@@ -55,13 +55,31 @@ pub(super) async fn upload(
     let user = user_of(agent, &request)?;
     let path = path_of(&request, &user);
     let (parts, mut body) = request.into_parts();
-    let headers = parts.headers;
+    let written = store(&parts.headers, user, path, &mut body).await;
+    if written.is_err() {
+        tokio::task::spawn_local(tokio::time::timeout(IDLE, discard(body)));
+    }
+    Ok(super::json(StatusCode::OK, &written?))
+}
+
+/// Reads the rest of a body. Many clients look for an answer only when they have sent everything,
+/// and would see a broken connection instead of the reason.
+async fn discard(mut body: Incoming) {
+    while let Ok(Some(_)) = next_piece(&mut body).await {}
+}
+
+async fn store(
+    headers: &HeaderMap,
+    user: User,
+    path: Option<PathBuf>,
+    body: &mut Incoming,
+) -> Result<Vec<Written>, HttpError> {
     let metadata =
-        Metadata::from_headers(&headers).map_err(|error| bad_request(error.to_string()))?;
-    let plan = Plan { user, path, metadata };
+        Metadata::from_headers(headers).map_err(|error| bad_request(error.to_string()))?;
+    let (headers, plan) = (headers.clone(), Plan { user, path, metadata });
     let mut pipeline = blocking(move || Pipeline::new(&headers, plan)).await?;
     loop {
-        let next = tokio::time::timeout(IDLE, next_piece(&mut body)).await;
+        let next = tokio::time::timeout(IDLE, next_piece(body)).await;
         let piece = match next {
             Ok(Ok(Some(piece))) => piece,
             Ok(Ok(None)) => break,
@@ -74,8 +92,7 @@ pub(super) async fn upload(
         })
         .await?;
     }
-    let written = blocking(move || pipeline.finish().map_err(HttpError::from)).await?;
-    Ok(super::json(StatusCode::OK, &written))
+    blocking(move || pipeline.finish().map_err(HttpError::from)).await
 }
 
 /// What a request says of the files in its body.
