@@ -15,9 +15,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-use coppice_agent_protocol::{CONTROL_PORT, ConnectError, ENVD_PORT};
-
-const PROXY_PORT: u32 = 49_984;
+use coppice_agent_protocol::{CONTROL_PORT, ConnectError, ENVD_PORT, PROXY_PORT};
 use http::StatusCode;
 use thiserror::Error;
 

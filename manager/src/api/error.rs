@@ -12,6 +12,9 @@ use crate::fleet;
 /// How many seconds a client is to wait before it asks again for what the host cannot do now.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
 
+/// The most bytes of an error's text.
+const MAX_TEXT: usize = 4096;
+
 /// Body of an error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ErrorBody {
@@ -84,6 +87,20 @@ impl From<fleet::Error> for Failure {
         }
         Self { status, message }
     }
+}
+
+/// Gives an error that was made elsewhere, such as for a body that is too long, the form of ours.
+pub(super) async fn in_form(response: Response) -> Response {
+    let status = response.status();
+    let is_json = response.headers().get(header::CONTENT_TYPE)
+        == Some(&HeaderValue::from_static("application/json"));
+    if is_json || !(status.is_client_error() || status.is_server_error()) {
+        return response;
+    }
+    let text = axum::body::to_bytes(response.into_body(), MAX_TEXT).await.unwrap_or_default();
+    let text = String::from_utf8_lossy(&text).trim().to_owned();
+    let reason = status.canonical_reason().unwrap_or("the request failed");
+    Failure::new(status, if text.is_empty() { reason.to_owned() } else { text }).into_response()
 }
 
 fn status_of(class: Class) -> StatusCode {

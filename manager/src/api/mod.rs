@@ -14,10 +14,13 @@ mod types;
 
 use std::sync::Arc;
 
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_LENGTH;
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use axum::{Json, Router};
+use axum::{Json, Router, middleware};
 use utoipa::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityScheme};
 use utoipa_axum::router::OpenApiRouter;
@@ -61,6 +64,22 @@ pub fn router(api: Api) -> Router {
             ))
         })
         .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn(in_bounds))
+        .layer(middleware::map_response(error::in_form))
+}
+
+/// Refuses a body that says it is too long before it is read; one that says nothing is cut off
+/// where it becomes too long.
+async fn in_bounds(request: Request, next: Next) -> Response {
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    match length.map(str::parse::<usize>) {
+        Some(Ok(length)) if length <= MAX_BODY => next.run(request).await,
+        None => next.run(request).await,
+        Some(_) => {
+            let text = format!("a body has at most {MAX_BODY} bytes");
+            Failure::new(StatusCode::PAYLOAD_TOO_LARGE, text).into_response()
+        }
+    }
 }
 
 fn described() -> OpenApiRouter<Api> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use axum::body::Bytes;
+use coppice_agent_protocol::ENVD_VERSION;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
@@ -109,7 +110,7 @@ impl Sandbox {
             template_id: shown.row.template,
             sandbox_id: shown.row.id.into(),
             client_id: CLIENT,
-            envd_version: envd_version(),
+            envd_version: ENVD_VERSION,
             envd_access_token: shown.token,
             alias: shown.row.alias,
             domain: api.domain.to_string(),
@@ -173,7 +174,7 @@ impl Listed {
             disk_size_mb: shown.disk_bytes >> 20,
             metadata: row.metadata,
             state: state_word(row.state),
-            envd_version: envd_version(),
+            envd_version: ENVD_VERSION,
             envd_access_token: None,
             domain: None,
             lifecycle: None,
@@ -206,10 +207,6 @@ pub(super) fn state_word(state: State) -> &'static str {
         State::Creating | State::Running | State::Pausing => "running",
         State::Paused | State::Resuming | State::Killing => "paused",
     }
-}
-
-fn envd_version() -> &'static str {
-    "0.5.2"
 }
 
 /// Seconds that a sandbox has left.

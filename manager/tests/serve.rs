@@ -1,0 +1,175 @@
+//! The daemon's API without a guest: who may ask, and how errors look.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// A daemon in a home of its own that has no images.
+struct Daemon {
+    home: tempfile::TempDir,
+    child: Child,
+    url: String,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let mut command = coppice(&home, &["serve", "--listen", "127.0.0.1:0"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut url = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
+        Self { home, child, url: url.trim().to_owned() }
+    }
+
+    fn key(&self, more: &[&str]) -> Value {
+        let args = [["key", "create", "--json"].as_slice(), more].concat();
+        let output = coppice(&self.home, &args).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn ask(&self, method: &str, path: &str, key: Option<&str>, body: &[u8]) -> (u16, Value) {
+        let mut request =
+            ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.url));
+        if let Some(key) = key {
+            request = request.header("X-API-KEY", key);
+        }
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .allow_non_standard_methods(true)
+            .build();
+        let agent = ureq::Agent::new_with_config(config);
+        let mut response = agent.run(request.body(body).unwrap()).unwrap();
+        let mut text = Vec::new();
+        response.body_mut().as_reader().read_to_end(&mut text).unwrap();
+        (response.status().as_u16(), serde_json::from_slice(&text).unwrap_or(Value::Null))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+fn coppice(home: &tempfile::TempDir, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_coppice"));
+    command.args(args).env("COPPICE_HOME", home.path()).stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn every_route_of_the_document_asks_for_a_key() {
+    let daemon = Daemon::start();
+    let (status, document) = daemon.ask("GET", "/openapi.json", None, b"");
+    assert_eq!(status, 200);
+    let mut seen = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for method in methods.as_object().unwrap().keys() {
+            let path = path.replace("{id}", "0123456789ab");
+            for key in [None, Some("e2b_0000000000000000000000000000000000000000")] {
+                let (status, body) = daemon.ask(&method.to_uppercase(), &path, key, b"{}");
+                assert_eq!((status, &body["code"]), (401, &json!(401)), "{method} {path}");
+                assert!(body["message"].is_string(), "{method} {path}");
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen >= 18, "{seen} routes");
+}
+
+#[test]
+fn a_removed_key_is_refused_at_once() {
+    let daemon = Daemon::start();
+    let made = daemon.key(&[]);
+    let key = made["key"].as_str().unwrap();
+    assert_eq!(daemon.ask("GET", "/v2/sandboxes", Some(key), b""), (200, json!([])));
+    let removed = coppice(&daemon.home, &["key", "rm", made["id"].as_str().unwrap()]).status();
+    assert!(removed.unwrap().success());
+    assert_eq!(daemon.ask("GET", "/v2/sandboxes", Some(key), b"").0, 401);
+}
+
+#[test]
+fn every_error_has_a_code_and_a_message() {
+    let daemon = Daemon::start();
+    let made = daemon.key(&[]);
+    let key = made["key"].as_str();
+    let cases: [(&str, &str, &[u8], u16); 13] = [
+        ("GET", "/sandboxes/0123456789ab", b"", 404),
+        ("GET", "/sandboxes/..%2f..%2fetc", b"", 404),
+        ("DELETE", "/sandboxes/0123456789ab", b"", 404),
+        ("GET", "/no/such/route", b"", 404),
+        ("PATCH", "/sandboxes", b"", 405),
+        ("POST", "/v2/sandboxes", b"{", 400),
+        ("POST", "/v2/sandboxes", b"{}", 400),
+        ("POST", "/v2/sandboxes", br#"{"templateID":"none"}"#, 404),
+        ("POST", "/v2/sandboxes", br#"{"templateID":"none","timeout":1e9}"#, 400),
+        ("POST", "/v2/sandboxes", br#"{"templateID":"none","mcp":{"a":{}}}"#, 400),
+        ("GET", "/v2/sandboxes?limit=0", b"", 400),
+        ("GET", "/v2/sandboxes?limit=x", b"", 400),
+        ("GET", "/v2/sandboxes?nextToken=x", b"", 400),
+    ];
+    for (method, path, body, wanted) in cases {
+        let (status, answer) = daemon.ask(method, path, key, body);
+        assert_eq!(
+            (status, &answer["code"]),
+            (wanted, &json!(wanted)),
+            "{method} {path}: {answer}"
+        );
+        assert!(answer["message"].as_str().is_some_and(|text| !text.is_empty()), "{method} {path}");
+    }
+}
+
+#[test]
+fn a_body_that_is_too_long_is_refused_before_it_is_read() {
+    let daemon = Daemon::start();
+    let made = daemon.key(&[]);
+    let key = made["key"].as_str().unwrap();
+    let mut stream = TcpStream::connect(daemon.url.strip_prefix("http://").unwrap()).unwrap();
+    let head = format!(
+        "POST /v2/sandboxes HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\
+         content-length: 2000000\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut answer = Vec::new();
+    BufReader::new(&stream).read_until(b'}', &mut answer).unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(answer.contains(r#"{"code":413,"message":""#), "{answer}");
+}
+
+#[test]
+fn a_template_that_cannot_be_made_is_told_of_and_nothing_stays() {
+    let daemon = Daemon::start();
+    let made = daemon.key(&[]);
+    let key = made["key"].as_str();
+    let (status, answer) = daemon.ask("POST", "/v2/sandboxes", key, br#"{"templateID":"base"}"#);
+    assert_eq!(status, 500);
+    assert!(answer["message"].as_str().unwrap().contains("there is no kernel 'agent'"), "{answer}");
+    assert_eq!(daemon.ask("GET", "/v2/sandboxes", key, b""), (200, json!([])));
+}
+
+#[test]
+fn a_second_daemon_on_the_address_does_not_start() {
+    let daemon = Daemon::start();
+    let address = daemon.url.strip_prefix("http://").unwrap();
+    let second = coppice(&daemon.home, &["serve", "--listen", address]).output().unwrap();
+    assert_eq!(second.status.code(), Some(71));
+    let said = String::from_utf8(second.stderr).unwrap();
+    assert!(said.contains("cannot listen on"), "{said}");
+}
+
+#[test]
+fn a_signal_ends_it_in_order() {
+    let mut daemon = Daemon::start();
+    let pid = i32::try_from(daemon.child.id()).unwrap();
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(daemon.child.wait().unwrap().success());
+}
