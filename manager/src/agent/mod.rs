@@ -15,6 +15,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use coppice_agent_protocol::metrics::Metrics;
 use coppice_agent_protocol::{CONTROL_PORT, ConnectError, ENVD_PORT, PROXY_PORT};
 use http::StatusCode;
 use thiserror::Error;
@@ -80,6 +81,17 @@ impl Agent {
     pub fn with_token(mut self, token: Option<String>) -> Self {
         self.envd.set_token(token);
         self
+    }
+
+    /// What the guest uses.
+    ///
+    /// # Errors
+    /// Any of [`Error`].
+    pub async fn metrics(&self) -> Result<Metrics, Error> {
+        let request = transport::request("GET", "/metrics", None).body(transport::empty());
+        let (status, body) = self.envd.call(request.map_err(Error::Request)?).await?;
+        transport::check(status, &body, StatusCode::OK)?;
+        serde_json::from_slice(&body).map_err(|error| Error::Protocol(error.to_string()))
     }
 
     /// Asks whether the agent serves.

@@ -7,6 +7,7 @@
 mod auth;
 mod error;
 mod list;
+mod observe;
 mod sandboxes;
 mod snapshots;
 mod tree;
@@ -102,4 +103,7 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(snapshots::fork))
         .routes(routes!(tree::roll_back))
         .routes(routes!(tree::show))
+        .routes(routes!(observe::metrics))
+        .routes(routes!(observe::logs_v1))
+        .routes(routes!(observe::logs_v2))
 }

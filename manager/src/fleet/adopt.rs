@@ -50,7 +50,7 @@ impl Fleet {
                 Err(Lost(reason)) => {
                     tracing::error!(sandbox = %id, reason, "a sandbox of before is lost");
                     adopted.lost.push(id);
-                    if let Err(error) = self.remove(&member).await {
+                    if let Err(error) = self.remove(&member, &reason).await {
                         tracing::error!(sandbox = %member.id(), %error, "its rest stays");
                     }
                 }
@@ -63,7 +63,7 @@ impl Fleet {
     async fn settle(self: &Arc<Self>, member: &Arc<Member>) -> Result<Option<State>, Lost> {
         let row = member.row();
         if matches!(row.state, State::Creating | State::Killing) {
-            self.remove(member).await?;
+            self.remove(member, "the daemon ended meanwhile").await?;
             return Ok(None);
         }
         let (store, id) = (self.store.clone(), member.id().clone());

@@ -170,7 +170,8 @@ impl Fleet {
                 }
                 Err(error) => {
                     tracing::warn!(sandbox = %child.id(), %error, "a sandbox did not start");
-                    fleet.registry.remove_sandbox(child.id())?;
+                    let why = crate::failure::chain(&error);
+                    fleet.registry.remove_sandbox(&child.row(), &why)?;
                     fleet.members().remove(child.id());
                     Err(error)
                 }

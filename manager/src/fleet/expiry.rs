@@ -42,7 +42,7 @@ impl Fleet {
         // It may have got more time, or have been paused, while others had their turn.
         let over = move |row: &Row| row.state == State::Running && row.end_ms <= now;
         let ended = match member.row().on_timeout {
-            OnTimeout::Kill => self.kill_if(&member, over).await,
+            OnTimeout::Kill => self.kill_if(&member, over, "its time was over").await,
             OnTimeout::Pause => self.pause_if(&member, over).await.map(drop),
         };
         if let Err(error) = ended {

@@ -136,7 +136,7 @@ impl Fleet {
     /// Why its machine cannot be ended or its files not removed; it is tried again then when the
     /// daemon starts.
     pub async fn kill(self: &Arc<Self>, member: &Arc<Member>) -> Result<(), Error> {
-        self.kill_if(member, |_| true).await
+        self.kill_if(member, |_| true, "asked for").await
     }
 
     /// Removes a sandbox if it still is as it was found to be.
@@ -144,8 +144,9 @@ impl Fleet {
         self: &Arc<Self>,
         member: &Arc<Member>,
         still: impl FnOnce(&Row) -> bool + Send + 'static,
+        why: &str,
     ) -> Result<(), Error> {
-        let (fleet, member) = (Arc::clone(self), Arc::clone(member));
+        let (fleet, member, why) = (Arc::clone(self), Arc::clone(member), why.to_owned());
         joined(tokio::spawn(async move {
             let _turn = member.turn.lock().await;
             let row = member.row();
@@ -153,13 +154,13 @@ impl Fleet {
                 return Ok(());
             }
             fleet.promise(&member, Row { state: State::Killing, ..row })?;
-            fleet.remove(&member).await
+            fleet.remove(&member, &why).await
         }))
         .await
     }
 
     /// Removes what is left of a sandbox, here and in the store.
-    pub(super) async fn remove(&self, member: &Member) -> Result<(), Error> {
+    pub(super) async fn remove(&self, member: &Member, why: &str) -> Result<(), Error> {
         member.set_guest(None);
         let (store, id) = (self.store.clone(), member.id().clone());
         let removed = blocking(move || async move { Kept::remove(&store, &id).await });
@@ -170,7 +171,7 @@ impl Fleet {
         if let Some(pause) = member.row().pause {
             self.hide(&pause).await;
         }
-        self.registry.remove_sandbox(member.id())?;
+        self.registry.remove_sandbox(&member.row(), why)?;
         self.members().remove(member.id());
         Ok(())
     }
@@ -319,7 +320,7 @@ impl Fleet {
             if still(&member.row()) {
                 tracing::warn!(sandbox = %member.id(), %why, "a sandbox ended by itself");
             }
-            if let Err(error) = fleet.kill_if(&member, still).await {
+            if let Err(error) = fleet.kill_if(&member, still, &why.to_string()).await {
                 tracing::error!(sandbox = %member.id(), %error, "its rest could not be removed");
             }
         });

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::metrics::Samples;
 use crate::registry::{Row, State, Tenant};
 use crate::sandbox::Guest;
 use crate::store::{Id, Machine, SandboxRecord};
@@ -14,6 +15,7 @@ pub struct Member {
     /// Held while its lifecycle changes.
     pub(super) turn: tokio::sync::Mutex<()>,
     now: Mutex<Now>,
+    samples: Mutex<Samples>,
 }
 
 #[derive(Debug)]
@@ -45,6 +47,7 @@ impl Member {
             tenant: row.tenant.clone(),
             turn: tokio::sync::Mutex::new(()),
             now: Mutex::new(Now { row, machine: None, disk_bytes: 0, token: None, guest: None }),
+            samples: Mutex::default(),
         }
     }
 
@@ -108,6 +111,10 @@ impl Member {
     /// Whether this is the guest it has now.
     pub(super) fn has(&self, guest: &Arc<Guest>) -> bool {
         self.now().guest.as_ref().is_some_and(|now| Arc::ptr_eq(now, guest))
+    }
+
+    pub(super) fn samples(&self) -> MutexGuard<'_, Samples> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> MutexGuard<'_, Now> {

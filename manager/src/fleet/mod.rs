@@ -16,6 +16,7 @@ mod error;
 mod expiry;
 mod lifecycle;
 mod member;
+mod metrics;
 mod template;
 mod tree;
 
@@ -29,6 +30,7 @@ pub use adopt::Adopted;
 pub use create::Order;
 pub use error::Error;
 pub use member::{Member, Shown};
+pub use metrics::Sample;
 pub use tree::{Checkpoint, Marked};
 
 use crate::home::Home;

@@ -5,6 +5,7 @@
 //! change is one transaction that is on disk before it is acknowledged. The calls take well under
 //! a millisecond, so they are made on the daemon's thread.
 
+mod events;
 mod idempotency;
 mod keys;
 mod sandboxes;
@@ -19,6 +20,7 @@ use rusqlite::Connection;
 use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
 
+pub use events::Event;
 pub use idempotency::Earlier;
 pub use keys::{ApiKey, NewKey, Tenant};
 pub use sandboxes::{OnTimeout, Row, State};
@@ -45,6 +47,11 @@ const TABLES: &str = "
         tenant TEXT NOT NULL, key TEXT NOT NULL, request BLOB NOT NULL, sandbox TEXT NOT NULL,
         created_ms INTEGER NOT NULL, PRIMARY KEY (tenant, key)
     ) STRICT;
+    CREATE TABLE events (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, tenant TEXT NOT NULL,
+        sandbox TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX events_of_sandboxes ON events (sandbox, number);
 ";
 
 /// Failures of the registry.

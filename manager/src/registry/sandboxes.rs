@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use rusqlite::params;
+use rusqlite::{OptionalExtension as _, params};
 use serde::{Deserialize, Serialize};
 
-use super::{Error, Registry, Tenant};
+use super::{Error, Registry, Tenant, events};
 use crate::store::Id;
 
 /// What a sandbox is doing, as far as it was promised. What ends in "ing" is settled when the
@@ -78,29 +78,45 @@ pub struct Row {
 }
 
 impl Registry {
-    /// Adds or replaces a sandbox.
+    /// Adds or replaces a sandbox; a new state is an event.
     ///
     /// # Errors
     /// SQLite's.
     pub fn put_sandbox(&self, row: &Row) -> Result<(), Error> {
         let body = serde_json::to_string(row)?;
-        let connection = self.connection();
-        let mut put = connection.prepare_cached(
-            "INSERT OR REPLACE INTO sandboxes (id, tenant, state, body) VALUES (?1, ?2, ?3, ?4)",
-        )?;
-        put.execute(params![row.id.as_str(), row.tenant.as_str(), row.state.name(), body])?;
-        Ok(())
+        let mut connection = self.connection();
+        let change = connection.transaction()?;
+        let before: Option<String> = change
+            .prepare_cached("SELECT state FROM sandboxes WHERE id = ?1")?
+            .query_row([row.id.as_str()], |found| found.get(0))
+            .optional()?;
+        let state = row.state.name();
+        change
+            .prepare_cached(
+                "INSERT OR REPLACE INTO sandboxes (id, tenant, state, body)
+                 VALUES (?1, ?2, ?3, ?4)",
+            )?
+            .execute(params![row.id.as_str(), row.tenant.as_str(), state, body])?;
+        if before.as_deref() != Some(state) {
+            events::add(&change, &row.tenant, &row.id, state, "")?;
+        }
+        Ok(change.commit()?)
     }
 
-    /// Removes a sandbox; no error when it is not there.
+    /// Removes a sandbox, which is an event, for the reason `why`; no error when it is not there.
     ///
     /// # Errors
     /// SQLite's.
-    pub fn remove_sandbox(&self, id: &Id) -> Result<(), Error> {
-        let connection = self.connection();
-        let mut remove = connection.prepare_cached("DELETE FROM sandboxes WHERE id = ?1")?;
-        remove.execute([id.as_str()])?;
-        Ok(())
+    pub fn remove_sandbox(&self, row: &Row, why: &str) -> Result<(), Error> {
+        let mut connection = self.connection();
+        let change = connection.transaction()?;
+        let removed = change
+            .prepare_cached("DELETE FROM sandboxes WHERE id = ?1")?
+            .execute([row.id.as_str()])?;
+        if removed > 0 {
+            events::add(&change, &row.tenant, &row.id, "gone", why)?;
+        }
+        Ok(change.commit()?)
     }
 
     /// All sandboxes.

@@ -93,8 +93,13 @@ fn sandboxes_read_back_from_a_file_that_is_opened_again() {
     drop(registry);
     let registry = Registry::open(dir.path()).unwrap();
     assert_eq!(registry.sandboxes().unwrap(), [row.clone()]);
-    registry.remove_sandbox(&row.id).unwrap();
+    registry.remove_sandbox(&row, "asked for").unwrap();
+    registry.remove_sandbox(&row, "again").unwrap();
     assert_eq!(registry.sandboxes().unwrap(), []);
+    let events = registry.events_of(&row.id, 10).unwrap();
+    let told: Vec<_> = events.iter().map(|event| (&*event.kind, &*event.text)).collect();
+    assert_eq!(told, [("running", ""), ("paused", ""), ("gone", "asked for")]);
+    assert_eq!(registry.events_after(events[0].number, 1).unwrap(), events[1..2]);
 }
 
 #[test]
