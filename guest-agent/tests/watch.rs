@@ -83,6 +83,24 @@ fn each_kind_of_change_is_told() {
 }
 
 #[test]
+fn an_upload_is_told_in_three_events() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("not root: owners are not changed, so there is no third event");
+        return;
+    }
+    run(async {
+        let agent = Agent::start().await;
+        let top = top(&agent);
+        let watcher = create(&agent, json!({ "path": top })).await;
+        let target = format!("/files?path={}", top.join("file").display());
+        let headers = [("content-type", "application/octet-stream")];
+        agent.http(http::Method::POST, &target, &headers, "content").await;
+        let expected = named(&[("file", Create), ("file", Chmod), ("file", Write)]);
+        assert_eq!(fetch(&agent, &watcher).await, expected);
+    });
+}
+
+#[test]
 fn without_recursion_directories_within_are_not_watched() {
     run(async {
         let agent = Agent::start().await;

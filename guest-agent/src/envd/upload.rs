@@ -242,12 +242,15 @@ impl Target {
         // From here on a fresh file is removed on failure.
         let target = Self { file, path, fresh };
         let fail = |error: io::Error| write_error(&target.path, &error);
-        let kind = target.file.metadata().map_err(fail)?.file_type();
-        if !kind.is_file() {
+        let metadata = target.file.metadata().map_err(fail)?;
+        if !metadata.is_file() {
             let message = format!("path '{}' is not a regular file", target.path.display());
             return Err(bad_request(message));
         }
-        target.file.set_len(0).map_err(fail)?;
+        if metadata.len() > 0 {
+            // Whoever watches is told of a change even where there is none.
+            target.file.set_len(0).map_err(fail)?;
+        }
         if Uid::effective().is_root() {
             let chowned = fchown(&target.file, Some(user.uid), Some(user.gid));
             chowned.map_err(io::Error::from).map_err(fail)?;
