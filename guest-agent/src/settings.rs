@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use coppice_agent_protocol::control::Init;
 
-use crate::users::{User, UserError};
+use crate::users::{DEFAULT_USER, User, UserError};
 
 /// Why settings are refused.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +45,7 @@ impl Settings {
         let workdir = default_workdir.map(absolute).transpose()?;
         let user = default_user.map(|name| (!name.is_empty()).then_some(name));
         if let Some(Some(name)) = &user {
-            User::find(Some(name), None).map_err(SettingsError::User)?;
+            User::find(Some(name)).map_err(SettingsError::User)?;
         }
         self.token = token.unwrap_or_else(|| self.token.take());
         self.envs = envs.unwrap_or_else(|| std::mem::take(&mut self.envs));
@@ -56,8 +56,15 @@ impl Settings {
 
     /// The user a request means that names this one or none.
     pub(crate) fn user(&self, name: Option<&str>) -> Result<User, UserError> {
-        let name = name.filter(|name| !name.is_empty()).or(self.default_user.as_deref());
-        User::find(name, self.default_workdir.as_deref())
+        let name = name.filter(|name| !name.is_empty());
+        let default = self.default_user.as_deref();
+        let user = User::find(name.or(default))?;
+        // The directory was chosen for the default user.
+        let own = name.is_none_or(|name| name == default.unwrap_or(DEFAULT_USER));
+        Ok(match &self.default_workdir {
+            Some(workdir) => user.working_in(workdir, own),
+            None => user,
+        })
     }
 
     /// The token requests need, if they need one.
@@ -136,7 +143,7 @@ mod tests {
     }
 
     fn resolved(settings: &Settings, path: &str) -> PathBuf {
-        settings.user(Some("root")).unwrap().resolve(path)
+        settings.user(None).unwrap().resolve(path)
     }
 
     #[test]
@@ -155,7 +162,19 @@ mod tests {
         settings.apply(Init { access_token: Some("secret".into()), ..workdir("/srv") }).unwrap();
         settings.apply(Init { access_token: Some(String::new()), ..workdir("") }).unwrap();
         assert!(settings.token().is_none());
-        assert_eq!(resolved(&settings, "x"), Path::new("/root/x"));
+        let user = settings.user(None).unwrap();
+        assert_eq!(user.resolve("x"), user.home.join("x"));
+    }
+
+    #[test]
+    fn users_other_than_the_default_one_keep_their_home_for_relative_paths() {
+        let mut settings = Settings::default();
+        let default_user = Some("nobody".to_owned());
+        settings.apply(Init { default_user, ..workdir("/srv") }).unwrap();
+        let resolved = |name| settings.user(name).unwrap().resolve("x");
+        assert_eq!(resolved(None), Path::new("/srv/x"));
+        assert_eq!(resolved(Some("nobody")), Path::new("/srv/x"));
+        assert_eq!(resolved(Some("root")), Path::new("/root/x"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use nix::unistd::{Gid, Uid};
 
 /// The user processes run as when a request names none and this one exists; else root.
-const DEFAULT_USER: &str = "user";
+pub(crate) const DEFAULT_USER: &str = "user";
 
 /// Bytes of a file that are read; the files of large sites have less.
 const MAX_FILE: u64 = 1024 * 1024;
@@ -39,23 +39,18 @@ pub(crate) struct User {
     pub(crate) gid: Gid,
     pub(crate) home: PathBuf,
     pub(crate) shell: String,
-    /// Where relative paths start.
+    /// What no path means.
     workdir: PathBuf,
+    /// Where relative paths start.
+    base: PathBuf,
 }
 
 impl User {
-    /// The user of that name; without a name, the default user. Relative paths start at `workdir`,
-    /// or else at its home.
+    /// The user of that name; without a name, the default user. Its paths start at its home.
     ///
     /// # Errors
     /// When there is no such user, or the files cannot be read.
-    pub(crate) fn find(name: Option<&str>, workdir: Option<&Path>) -> Result<Self, UserError> {
-        let user = Self::find_by_name(name)?;
-        let workdir = workdir.map_or(user.workdir, Path::to_path_buf);
-        Ok(Self { workdir, ..user })
-    }
-
-    fn find_by_name(name: Option<&str>) -> Result<Self, UserError> {
+    pub(crate) fn find(name: Option<&str>) -> Result<Self, UserError> {
         let passwd = read("/etc/passwd")?;
         let name = name.filter(|name| !name.is_empty());
         let found = match name {
@@ -73,7 +68,18 @@ impl User {
     fn root() -> Self {
         let (uid, gid) = (Uid::from_raw(0), Gid::from_raw(0));
         let (home, shell) = (PathBuf::from("/root"), "/bin/sh".to_owned());
-        Self { name: "root".to_owned(), uid, gid, workdir: home.clone(), home, shell }
+        Self::new("root".to_owned(), uid, gid, home, shell)
+    }
+
+    fn new(name: String, uid: Uid, gid: Gid, home: PathBuf, shell: String) -> Self {
+        Self { name, uid, gid, workdir: home.clone(), base: home.clone(), home, shell }
+    }
+
+    /// The same user with another working directory. Relative paths start there as well if it is
+    /// the user's `own`, and not what somebody else chose.
+    pub(crate) fn working_in(self, workdir: &Path, own: bool) -> Self {
+        let base = if own { workdir.to_owned() } else { self.base };
+        Self { workdir: workdir.to_owned(), base, ..self }
     }
 
     /// All groups the user is in, the primary one first.
@@ -84,14 +90,14 @@ impl User {
         Ok(groups_of(&read("/etc/group")?, self))
     }
 
-    /// The absolute path a request means by `path`: `~` is the user's home, relative paths start at
-    /// the working directory, which is also what an empty path means, and `.` and `..` are resolved
-    /// in the text.
+    /// The absolute path a request means by `path`: nothing means the working directory, `~` is
+    /// the user's home, and `.` and `..` are resolved in the text.
     pub(crate) fn resolve(&self, path: &str) -> PathBuf {
         let joined = match path.strip_prefix('~') {
+            None if path.is_empty() => self.workdir.clone(),
             Some("") => self.home.clone(),
             Some(rest) if rest.starts_with('/') => self.home.join(rest.trim_start_matches('/')),
-            _ => self.workdir.join(path),
+            _ => self.base.join(path),
         };
         clean(&joined)
     }
@@ -182,8 +188,7 @@ fn lookup(passwd: &str, name: &str) -> Option<User> {
         let gid = Gid::from_raw(fields.next()?.parse().ok()?);
         let home = fields.nth(1).filter(|home| home.starts_with('/')).unwrap_or("/");
         let shell = fields.next().filter(|shell| !shell.is_empty()).unwrap_or("/bin/sh");
-        let (name, home, shell) = (name.to_owned(), PathBuf::from(home), shell.to_owned());
-        Some(User { name, uid, gid, workdir: home.clone(), home, shell })
+        Some(User::new(name.to_owned(), uid, gid, PathBuf::from(home), shell.to_owned()))
     })
 }
 
@@ -244,11 +249,18 @@ mod tests {
 
     #[test]
     fn relative_paths_start_at_the_working_directory_but_home_stays_home() {
-        let user = User { workdir: "/srv".into(), ..user("user") };
+        let user = user("user").working_in(Path::new("/srv"), true);
         let cases = [("", "/srv"), ("a", "/srv/a"), ("~/a", "/home/user/a"), ("/a", "/a")];
         for (path, expected) in cases {
             assert_eq!(user.resolve(path), Path::new(expected), "{path}");
         }
+    }
+
+    #[test]
+    fn the_directory_of_somebody_else_does_not_move_relative_paths() {
+        let user = user("user").working_in(Path::new("/srv"), false);
+        assert_eq!(user.resolve(""), Path::new("/srv"));
+        assert_eq!(user.resolve("a"), Path::new("/home/user/a"));
     }
 
     #[test]
@@ -284,7 +296,7 @@ mod tests {
 
         #[test]
         fn resolving_again_changes_nothing(path in ".{0,30}", workdir in "(/[a-z.]{1,3}){0,4}") {
-            let user = User { workdir: workdir.into(), ..user("user") };
+            let user = user("user").working_in(Path::new(&format!("/{workdir}")), true);
             let resolved = user.resolve(&path);
             prop_assume!(resolved.to_str().is_some());
             prop_assert_eq!(user.resolve(resolved.to_str().unwrap()), resolved);

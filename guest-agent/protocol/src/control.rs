@@ -137,8 +137,9 @@ pub struct Init {
     /// The user requests act as that name none; it has to exist. Empty: `user` or else `root`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_user: Option<String>,
-    /// The absolute path at which relative ones start, and processes that name no directory. Empty:
-    /// the user's home.
+    /// The absolute path that no path means, so that processes start there which name no directory.
+    /// The default user's relative paths start there as well; those of others start at their home.
+    /// Empty: the user's home.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_workdir: Option<String>,
 }

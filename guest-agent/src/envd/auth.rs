@@ -26,8 +26,8 @@ pub(super) enum Denied {
     /// Its signature does not fit the token or the request.
     #[error("the signature does not fit: sign the same path, operation, user and expiration")]
     WrongSignature,
-    /// Its signature was valid once.
-    #[error("the signature has expired: make a new one")]
+    /// Its signature was valid once. Clients know this text.
+    #[error("signature is already expired")]
     Expired,
 }
 
