@@ -17,4 +17,4 @@ mod working_set;
 pub use capture::{Capture, CaptureError, Spare};
 pub use job::{Finished, Job, JobError, Order, Part};
 pub use selection::Selection;
-pub use working_set::{Depth, Prefetch, record};
+pub use working_set::{Depth, Prefetch, WorkingSet, record};

@@ -147,6 +147,20 @@ pub fn read_ahead<B: Bitmap>(region: &MmapRegion<B>, offset: usize, len: usize) 
     check(unsafe { libc::madvise(address, len, libc::MADV_WILLNEED) }).map(drop)
 }
 
+/// Whether the page at `offset` of a region is in memory. Of files that this process neither owns
+/// nor may write to, the kernel says so of every page.
+///
+/// # Errors
+/// Those of `mincore`.
+pub fn is_resident<B: Bitmap>(region: &MmapRegion<B>, offset: usize) -> io::Result<bool> {
+    const PAGE: usize = 4096;
+    let address = part(region, offset, PAGE)?;
+    let mut residency = 0;
+    // SAFETY: the result for one page of a live mapping is one byte.
+    check(unsafe { libc::mincore(address, PAGE, &raw mut residency) })?;
+    Ok(residency & 1 != 0)
+}
+
 /// Fills the page tables of a part of a region for reading, from the page cache or the disk.
 ///
 /// # Errors
@@ -155,6 +169,21 @@ pub fn populate<B: Bitmap>(region: &MmapRegion<B>, offset: usize, len: usize) ->
     let address = part(region, offset, len)?;
     // SAFETY: reads pages of a live mapping and changes nothing.
     check(unsafe { libc::madvise(address, len, libc::MADV_POPULATE_READ) }).map(drop)
+}
+
+/// Makes a part of a region this process's own, as writing to each of its pages would, and fills
+/// its page tables. The content stays.
+///
+/// # Errors
+/// Those of `madvise`, such as `EINVAL` on kernels older than 5.14.
+pub fn populate_for_writes<B: Bitmap>(
+    region: &MmapRegion<B>,
+    offset: usize,
+    len: usize,
+) -> io::Result<()> {
+    let address = part(region, offset, len)?;
+    // SAFETY: a live mapping, whose content does not change.
+    check(unsafe { libc::madvise(address, len, libc::MADV_POPULATE_WRITE) }).map(drop)
 }
 
 /// The address of a part of a region.

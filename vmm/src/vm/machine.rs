@@ -7,6 +7,7 @@ pub(super) mod saved;
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -24,9 +25,10 @@ use super::error::VmError;
 use super::shell::Shell;
 use super::spec::{Boot, Chain, Origin, Spec};
 use crate::boot::{self, BootConfig, BootEntry, KernelState, cpu};
-use crate::checkpoint::{Depth, Prefetch};
+use crate::checkpoint::{Depth, Prefetch, WorkingSet};
 use crate::devices::GuestSignals;
 use crate::memory::backing::Backing;
+use crate::memory::pages;
 use crate::memory::{self as ram_memory, GuestRam};
 use crate::sys::kvm::VmWithRam;
 use crate::sys::thread::Begun;
@@ -67,7 +69,7 @@ impl Machine {
     ) -> Result<Self, VmError> {
         match origin {
             Origin::Boot(boot) => {
-                let load = |ram: &Arc<GuestRam>| load(ram, &boot, &spec);
+                let load = |ram: &Arc<GuestRam>, _| load(ram, &boot, &spec);
                 let (shell, entry) = fill(shell, &spec, load)?;
                 if let Some(first) = shell.vcpus.first() {
                     cpu::set_entry(first, &entry)
@@ -84,30 +86,28 @@ impl Machine {
             Origin::Checkpoint(Chain { id, layers, working_set, new_identity }) => {
                 let checkpoint = Saved::open(layers)?;
                 let chain = checkpoint.chain(ram_memory::pages_of(spec.memory_mib))?;
-                let depth = if shell.is_some() { Depth::PageCache } else { Depth::PageTables };
-                let map = move |ram: &Arc<GuestRam>| {
+                let map = move |ram: &Arc<GuestRam>, depth| {
                     let backing = Backing::map(ram, chain).map_err(SavedError::from)?;
-                    // From here on beside all the rest, KVM's wait included.
-                    let prefetch = working_set
-                        .map(|file| Prefetch::start(Arc::clone(ram), file, depth))
-                        .transpose()
-                        .map_err(VmError::Prefetch)?;
-                    Ok((backing, prefetch))
+                    let ahead = working_set.map(|file| bring_in(ram, &file, depth)).transpose()?;
+                    Ok((backing, ahead))
                 };
                 let (shell, filling) = begin_fill(shell, &spec, map)?;
                 let shape = shape_of(&spec);
                 let kernel = checkpoint.check(&shape, &shell.identity)?;
                 let maps = checkpoint.disk_maps(shape.overlays)?;
                 let state = checkpoint.state(shell.vcpus.len())?;
-                let mut prefetch = None;
+                let mut ahead = None;
                 let mut machine = Self::assemble(shell, spec, maps, signals, |vcpus, devices| {
                     begin_restore(vcpus, devices, &state)?;
                     let (backing, started) = filling.wait()?;
-                    prefetch = started;
+                    ahead = started;
                     Ok(backing)
                 })?;
                 machine.kernel = kernel;
-                machine.prefetch = prefetch;
+                if let Some((prefetch, written)) = ahead {
+                    machine.prefetch = Some(prefetch);
+                    machine.vcpus.iter().take(1).for_each(|vcpu| vcpu.fault_ahead(written.clone()));
+                }
                 machine.restore(&state)?;
                 if new_identity && let Some(kernel) = &kernel {
                     fork::forget_boot_id(machine.vm.ram(), kernel)?;
@@ -242,15 +242,32 @@ fn load(ram: &GuestRam, boot: &Boot, spec: &Spec) -> Result<BootEntry, VmError> 
     Ok(boot::load(ram, &config)?)
 }
 
+/// Brings in what a record says that the guest will use: copies what it writes, has a thread read
+/// the rest, and returns the thread and the addresses of what was copied. Without a record that
+/// makes sense the guest comes by its pages itself.
+fn bring_in(
+    ram: &Arc<GuestRam>,
+    record: &File,
+    depth: Depth,
+) -> Result<(Prefetch, Vec<Range<u64>>), VmError> {
+    let set = WorkingSet::read(record, pages::count(ram)).unwrap_or_default();
+    let addresses = set.written_addresses(ram);
+    if let Err(error) = set.copy_written(ram) {
+        tracing::debug!(%error, "the pages that the guest writes were not copied ahead");
+    }
+    let prefetch = Prefetch::start(Arc::clone(ram), set, depth).map_err(VmError::Prefetch)?;
+    Ok((prefetch, addresses))
+}
+
 /// Fills the memory of the shell that is there, or of one made meanwhile.
 fn fill<T: Send>(
     shell: Option<Shell>,
     spec: &Spec,
-    by: impl FnOnce(&Arc<GuestRam>) -> Result<T, VmError> + Send,
+    by: impl FnOnce(&Arc<GuestRam>, Depth) -> Result<T, VmError> + Send,
 ) -> Result<(Shell, T), VmError> {
     let Some(shell) = shell else { return Shell::with(spec.vcpus, spec.memory_mib, by) };
     shell.check(spec.vcpus, spec.memory_mib)?;
-    let filled = by(shell.vm.ram())?;
+    let filled = by(shell.vm.ram(), Depth::PageCache)?;
     Ok((shell, filled))
 }
 
@@ -274,7 +291,7 @@ impl<T> Filling<T> {
 fn begin_fill<T: Send + 'static>(
     shell: Option<Shell>,
     spec: &Spec,
-    by: impl FnOnce(&Arc<GuestRam>) -> Result<T, VmError> + Send + 'static,
+    by: impl FnOnce(&Arc<GuestRam>, Depth) -> Result<T, VmError> + Send + 'static,
 ) -> Result<(Shell, Filling<T>), VmError> {
     let Some(shell) = shell else {
         let (shell, filled) = Shell::with(spec.vcpus, spec.memory_mib, by)?;
@@ -283,8 +300,11 @@ fn begin_fill<T: Send + 'static>(
     shell.check(spec.vcpus, spec.memory_mib)?;
     let ram = Arc::clone(shell.vm.ram());
     let filling = match shell.vcpu_threads.first() {
-        Some(thread) => Filling::Begun(thread.begin(move || by(&ram)).map_err(VmError::Loader)?),
-        None => Filling::Done(by(&ram)?),
+        Some(thread) => {
+            let fill = move || by(&ram, Depth::PageCache);
+            Filling::Begun(thread.begin(fill).map_err(VmError::Loader)?)
+        }
+        None => Filling::Done(by(&ram, Depth::PageCache)?),
     };
     Ok((shell, filling))
 }

@@ -3,7 +3,8 @@
 //! Registering memory slots and making vCPUs takes most of the time of building a machine and
 //! depends on its shape alone. A shell that waits with all that lets a clone skip it.
 
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use super::machine::ForkError;
 use super::machine::saved::SavedError;
 use super::wires::Wires;
 use crate::boot::cpu::CpuTemplate;
+use crate::checkpoint::Depth;
 use crate::memory::{self, GuestRam, layout};
 use crate::sys::kvm::VmWithRam;
 use crate::sys::pagemap::Pagemap;
@@ -56,22 +58,23 @@ impl Shell {
     /// # Errors
     /// [`VmError`]; nothing is left behind.
     pub(super) fn new(vcpus: u8, memory_mib: u32) -> Result<Self, VmError> {
-        Self::with(vcpus, memory_mib, |_| Ok(())).map(|(shell, ())| shell)
+        Self::with(vcpus, memory_mib, |_, _| Ok(())).map(|(shell, ())| shell)
     }
 
-    /// As [`Shell::new`], and fills memory by `fill` meanwhile.
+    /// As [`Shell::new`], and fills memory by `fill` meanwhile, which is told how far there is
+    /// time to bring in what the guest will use.
     ///
     /// # Errors
     /// [`VmError`], also that of `fill`; nothing is left behind.
     pub(super) fn with<T: Send>(
         vcpus: u8,
         memory_mib: u32,
-        fill: impl FnOnce(&Arc<GuestRam>) -> Result<T, VmError> + Send,
+        fill: impl FnOnce(&Arc<GuestRam>, Depth) -> Result<T, VmError> + Send,
     ) -> Result<(Self, T), VmError> {
         let kvm = host::open_kvm()?;
         host::check_capabilities(&kvm)?;
         let ram = Arc::new(memory::map(memory_mib)?);
-        let (vm, filled) = create_while(&kvm, || fill(&ram))?;
+        let (vm, filled) = create_while(&kvm, |depth| fill(&ram, depth))?;
         let vm = VmWithRam::new(vm, ram)
             .map_err(|source| VmError::Step { step: "take the guest's memory", source })?;
         vm.keep_dirty_log().map_err(|source| VmError::Step { step: "keep dirty logs", source })?;
@@ -134,18 +137,20 @@ impl Shell {
 
 /// Makes the virtual machine and, while that waits, does `meanwhile`.
 ///
-/// For a new virtual machine KVM moves a thread of its own into our control groups, which waits
-/// for an RCU grace period of the host: some milliseconds of nothing, in which a kernel is read.
+/// For a new virtual machine KVM moves a thread of its own into our control groups, which, on
+/// kernels such as 6.1, waits for an RCU grace period of the host: some milliseconds of nothing, in
+/// which a kernel is read or page tables are filled. Where KVM does not wait, filling page tables
+/// costs a guest more time than it saves.
 fn create_while<T: Send>(
     kvm: &Kvm,
-    meanwhile: impl FnOnce() -> Result<T, VmError> + Send,
+    meanwhile: impl FnOnce(Depth) -> Result<T, VmError> + Send,
 ) -> Result<(VmFd, T), VmError> {
     let (tell, made) = mpsc::channel::<()>();
     thread::scope(|scope| {
         let fill = move || {
             // Whether it was made or the head start is over, now is the time.
-            let _ = made.recv_timeout(HEAD_START);
-            meanwhile()
+            let waits = made.recv_timeout(HEAD_START) == Err(RecvTimeoutError::Timeout);
+            meanwhile(if waits { Depth::PageTables } else { Depth::PageCache })
         };
         let loader = thread::Builder::new()
             .name("loader".into())
