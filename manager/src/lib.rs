@@ -1,7 +1,7 @@
 //! Runs sandboxes, each a microVM of its own, and speaks with the agents in them.
 //!
 //! ```text
-//! serve -> { api, gateway } -> fleet -> { registry, sandbox }
+//! serve -> { api, gateway } -> fleet -> { registry, template -> sandbox }
 //! sandbox -> { store, vmm, agent, image, workdir }   diff -> store -> { vmm, home }   doctor -> home
 //! ```
 //!
@@ -27,5 +27,6 @@ pub mod sandbox;
 pub mod serve;
 pub mod store;
 mod sys;
+pub mod template;
 pub mod vmm;
 pub mod workdir;

@@ -77,6 +77,7 @@ impl From<fleet::Error> for Failure {
             Error::Store(error) => status_of(error.failure().class),
             Error::Home(_)
             | Error::Useless(_)
+            | Error::Template(_)
             | Error::Agent(_)
             | Error::Registry(_)
             | Error::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,

@@ -20,6 +20,7 @@ mod serve;
 mod session;
 mod states;
 mod table;
+mod template;
 mod terminal;
 mod tree;
 
@@ -95,6 +96,9 @@ enum Command {
     /// Serve sandboxes to E2B's clients
     #[command(after_help = serve::HELP)]
     Serve(serve::Args),
+    /// Build, list and remove what `serve` makes sandboxes from
+    #[command(after_help = template::HELP)]
+    Template(template::Args),
     /// Make, list and remove the API keys that `serve` asks for
     #[command(after_help = key::HELP)]
     Key(key::Args),
@@ -137,6 +141,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Rm(args) => rm::run(&args),
             Command::Fsck(args) => fsck::run(&args),
             Command::Serve(args) => serve::run(args).await,
+            Command::Template(args) => template::run(args).await,
             Command::Key(args) => key::run(&args),
         }
     });

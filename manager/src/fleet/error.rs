@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::registry::{self, State};
-use crate::{agent, home, sandbox, store};
+use crate::{agent, home, sandbox, store, template};
 
 /// Failures of the fleet.
 #[derive(Debug, Error)]
@@ -57,6 +57,9 @@ pub enum Error {
         /// As asked for.
         reference: String,
     },
+    /// The built-in template cannot be made.
+    #[error("the built-in template failed")]
+    Template(#[source] Box<template::Error>),
     /// The sandbox failed.
     #[error("the sandbox failed")]
     Sandbox(#[from] sandbox::Error),

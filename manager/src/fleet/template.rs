@@ -1,13 +1,13 @@
 //! The built-in template: the `base` image, booted and checkpointed when it is first asked for.
 
-use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Error, Fleet, blocking};
 use crate::registry::{Template, TemplateKind, now_ms};
-use crate::sandbox::{CheckpointRequest, Config, Kept};
-use crate::store::{Id, Store};
+use crate::sandbox::Config;
+use crate::store::Id;
+use crate::template::{self, Recipe};
 
 /// Its name and ID.
 pub(super) const BASE: &str = "base";
@@ -30,13 +30,14 @@ impl Fleet {
         }
         let (store, config) = (self.store.clone(), self.base_config()?);
         tracing::info!("making the built-in template");
-        let checkpoint = blocking(move || async move { boot_and_keep(&store, &config).await });
+        let recipe = Recipe { config, start: None, ready: None, ready_timeout: Duration::ZERO };
+        let checkpoint = blocking(move || async move { template::build(&store, &recipe).await });
         let template = Template {
             id: BASE.into(),
             tenant: None,
             kind: TemplateKind::Template,
             name: Some(BASE.into()),
-            checkpoint: checkpoint.await?,
+            checkpoint: checkpoint.await.map_err(|error| Error::Template(Box::new(error)))?,
             sandbox: None,
             created_ms: now_ms(),
         };
@@ -66,14 +67,4 @@ impl Fleet {
             boot_timeout: BOOT_TIMEOUT,
         })
     }
-}
-
-/// Boots a machine, keeps its state, and removes it.
-async fn boot_and_keep(store: &Store, config: &Config) -> Result<Id, Error> {
-    let (mut kept, _time) = Kept::boot(store, config, None, pending()).await?;
-    let made = kept.checkpoint(CheckpointRequest::default()).await;
-    let id = kept.record().id.clone();
-    drop(kept);
-    Kept::remove(store, &id).await?;
-    Ok(made?.meta.id)
 }

@@ -55,6 +55,47 @@ impl Registry {
         Ok(())
     }
 
+    /// Adds a template instead of those of its owner with its name, which are returned.
+    ///
+    /// # Errors
+    /// SQLite's, or [`Error::Row`].
+    pub fn replace_template(&self, template: &Template) -> Result<Vec<Template>, Error> {
+        let mut replaced = self.all_templates()?;
+        replaced.retain(|old| {
+            (old.kind, &old.tenant, &old.name) == (template.kind, &template.tenant, &template.name)
+                && old.id != template.id
+        });
+        // The new one first: there is always one with the name.
+        self.put_template(template)?;
+        for old in &replaced {
+            self.drop_template(&old.id)?;
+        }
+        Ok(replaced)
+    }
+
+    /// All templates and snapshots, oldest first.
+    ///
+    /// # Errors
+    /// SQLite's, or [`Error::Row`].
+    pub fn all_templates(&self) -> Result<Vec<Template>, Error> {
+        let connection = self.connection();
+        let mut all = connection.prepare_cached("SELECT body FROM templates")?;
+        let bodies = all.query_map([], |row| row.get::<_, String>(0))?;
+        let read = bodies.map(|body| Ok(serde_json::from_str(&body?)?));
+        let mut all = read.collect::<Result<Vec<Template>, Error>>()?;
+        all.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id)));
+        Ok(all)
+    }
+
+    /// Removes a template, whoever it belongs to.
+    ///
+    /// # Errors
+    /// SQLite's.
+    pub fn drop_template(&self, id: &str) -> Result<(), Error> {
+        self.connection().execute("DELETE FROM templates WHERE id = ?1", [id])?;
+        Ok(())
+    }
+
     /// The template with this ID or name that a tenant may use; its own go before everybody's.
     ///
     /// # Errors
@@ -64,8 +105,11 @@ impl Registry {
         let is = |template: &&Template| {
             template.id == reference || template.name.as_deref() == Some(reference)
         };
-        let own = usable.iter().filter(is).find(|template| template.tenant.is_some());
-        Ok(own.or_else(|| usable.iter().find(is)).cloned())
+        // The newest of a name: while it is replaced there are two.
+        let own = usable.iter().filter(is).filter(|template| template.tenant.is_some());
+        let newest = |template: &&Template| template.created_ms;
+        let own = own.max_by_key(newest);
+        Ok(own.or_else(|| usable.iter().filter(is).max_by_key(newest)).cloned())
     }
 
     /// The template of this name that is everybody's.

@@ -114,6 +114,20 @@ fn a_tenants_own_template_goes_before_everybodys() {
 }
 
 #[test]
+fn a_template_replaces_the_one_of_its_owner_with_its_name() {
+    let (_dir, registry) = registry();
+    let old = template(Some(tenant("a")), "web");
+    let others = [template(Some(tenant("b")), "web"), template(None, "web")];
+    for template in others.iter().chain([&old]) {
+        registry.put_template(template).unwrap();
+    }
+    let new = Template { created_ms: 1, ..template(Some(tenant("a")), "web") };
+    assert_eq!(registry.replace_template(&new).unwrap(), vec![old]);
+    assert_eq!(registry.template(&tenant("a"), "web").unwrap(), Some(new));
+    assert_eq!(registry.template(&tenant("b"), "web").unwrap(), Some(others[0].clone()));
+}
+
+#[test]
 fn nobody_removes_another_tenants_template() {
     let (_dir, registry) = registry();
     let own = template(Some(tenant("a")), "mine");

@@ -3,3 +3,4 @@
 mod client;
 mod faults;
 mod lifecycle;
+mod templates;

@@ -1,0 +1,153 @@
+//! Templates: a machine booted once, brought to where it is useful, and kept as a checkpoint, so
+//! that a new sandbox is a clone of it.
+
+use std::future::pending;
+use std::time::Duration;
+
+use coppice_agent_protocol::process::{ProcessConfig, ProcessEvent};
+use thiserror::Error;
+use tokio::time::{sleep, timeout};
+
+use crate::agent::{self, Agent, Outcome, ProcessStream, Start};
+use crate::sandbox::{self, CheckpointRequest, Config, Kept};
+use crate::store::{Id, Store};
+
+/// Time between two runs of the ready command.
+const READY_PAUSE: Duration = Duration::from_millis(500);
+/// The most bytes of a command's output that are kept for an error.
+const MAX_SAID: usize = 2000;
+
+/// How a template is made.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    /// The machine.
+    pub config: Config,
+    /// A shell command that is started and runs on in every sandbox.
+    pub start: Option<String>,
+    /// A shell command that is run until it succeeds; the checkpoint is made then.
+    pub ready: Option<String>,
+    /// How long the ready command may fail.
+    pub ready_timeout: Duration,
+}
+
+/// Why a template cannot be made.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The machine or its checkpoint failed.
+    #[error("the template's machine failed")]
+    Sandbox(#[from] sandbox::Error),
+    /// The agent failed.
+    #[error("the template's agent failed")]
+    Agent(#[from] agent::Error),
+    /// The start command has ended with a failure.
+    #[error("the start command ended with code {code}{}", said(output))]
+    Start {
+        /// Its exit code, as a shell has it.
+        code: u8,
+        /// The last of its output.
+        output: String,
+    },
+    /// The ready command did not succeed in time.
+    #[error("the ready command did not succeed within {} s{}", after.as_secs(), said(output))]
+    NotReady {
+        /// The time it had.
+        after: Duration,
+        /// The last of what it said.
+        output: String,
+    },
+}
+
+fn said(output: &str) -> String {
+    match output.trim() {
+        "" => String::new(),
+        output => format!(": {output}"),
+    }
+}
+
+/// Boots a machine, brings it to where it is useful, keeps its state, and removes it.
+///
+/// # Errors
+/// What went wrong; nothing is left of it then.
+pub async fn build(store: &Store, recipe: &Recipe) -> Result<Id, Error> {
+    let (mut kept, _time) = Kept::boot(store, &recipe.config, None, pending()).await?;
+    let made = match bring_up(kept.agent(), recipe).await {
+        Ok(_started) => kept.checkpoint(CheckpointRequest::default()).await.map_err(Error::from),
+        Err(error) => Err(error),
+    };
+    let id = kept.record().id.clone();
+    drop(kept);
+    Kept::remove(store, &id).await?;
+    Ok(made?.meta.id)
+}
+
+/// Starts what is to run and waits until it is ready. What is started runs on, whether its stream
+/// is read or not.
+async fn bring_up(agent: &Agent, recipe: &Recipe) -> Result<Option<ProcessStream>, Error> {
+    let Some(command) = &recipe.start else {
+        ready(agent, recipe).await?;
+        return Ok(None);
+    };
+    let mut stream = agent.start(shell(command)).await?;
+    let mut output = Vec::new();
+    tokio::select! {
+        ready = ready(agent, recipe) => ready?,
+        ended = follow(&mut stream, &mut output) => {
+            let code = ended?;
+            if code != 0 {
+                return Err(Error::Start { code, output: tail(&output) });
+            }
+            // It has done what it had to.
+            ready(agent, recipe).await?;
+        }
+    }
+    Ok(Some(stream))
+}
+
+async fn ready(agent: &Agent, recipe: &Recipe) -> Result<(), Error> {
+    let Some(command) = &recipe.ready else { return Ok(()) };
+    let mut output = Vec::new();
+    let until = async {
+        loop {
+            output.clear();
+            let mut stream = agent.start(shell(command)).await?;
+            if follow(&mut stream, &mut output).await? == 0 {
+                return Ok(());
+            }
+            sleep(READY_PAUSE).await;
+        }
+    };
+    match timeout(recipe.ready_timeout, until).await {
+        Ok(done) => done,
+        Err(_) => Err(Error::NotReady { after: recipe.ready_timeout, output: tail(&output) }),
+    }
+}
+
+/// Reads what a process says to its end; its exit code.
+async fn follow(stream: &mut ProcessStream, output: &mut Vec<u8>) -> Result<u8, Error> {
+    while let Some(event) = stream.next().await? {
+        match event {
+            ProcessEvent::Data(data) => {
+                for blob in [data.stdout, data.stderr].into_iter().flatten() {
+                    output.extend(blob.0);
+                }
+                output.drain(..output.len().saturating_sub(MAX_SAID));
+            }
+            ProcessEvent::End(end) => return Ok(Outcome::of(&end).shell_code()),
+            _ => {}
+        }
+    }
+    Err(Error::Agent(agent::Error::Protocol("a process without its end".into())))
+}
+
+fn tail(output: &[u8]) -> String {
+    String::from_utf8_lossy(output).trim().to_owned()
+}
+
+fn shell(command: &str) -> Start {
+    let process = ProcessConfig {
+        cmd: "/bin/bash".into(),
+        args: vec!["-l".into(), "-c".into(), command.into()],
+        ..ProcessConfig::default()
+    };
+    Start { process, ..Start::default() }
+}
