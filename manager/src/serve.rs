@@ -96,9 +96,8 @@ impl Server {
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
         let expiry = tokio::spawn(Arc::clone(&self.fleet).expire());
         let samples = tokio::spawn(Arc::clone(&self.fleet).sample());
-        let served = axum::serve(self.listener, app(self.fleet, self.domain))
-            .with_graceful_shutdown(stop)
-            .await;
+        let app = app(self.fleet, self.domain).into_make_service_with_connect_info::<SocketAddr>();
+        let served = axum::serve(self.listener, app).with_graceful_shutdown(stop).await;
         expiry.abort();
         samples.abort();
         served.map_err(Error::Serve)

@@ -144,6 +144,34 @@ fn a_body_that_is_too_long_is_refused_before_it_is_read() {
     assert!(answer.contains(r#"{"code":413,"message":""#), "{answer}");
 }
 
+/// A client's pool keeps the connection after such an answer, and uses it again.
+#[test]
+fn a_connection_can_be_used_after_an_answer_that_does_not_need_the_body() {
+    let daemon = Daemon::start();
+    let cases =
+        [("x-nothing: 1", "HTTP/1.1 401 "), ("e2b-sandbox-id: 0123456789ab", "HTTP/1.1 502 ")];
+    for (header, wanted) in cases {
+        let stream = TcpStream::connect(daemon.url.strip_prefix("http://").unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let mut reader = BufReader::new(&stream);
+        for round in 0..2 {
+            let head = format!(
+                "POST /v2/sandboxes HTTP/1.1\r\nhost: localhost\r\n{header}\r\n\
+                 content-length: 5\r\n\r\n"
+            );
+            (&stream).write_all(head.as_bytes()).unwrap();
+            // In a segment of its own.
+            (&stream).flush().unwrap();
+            (&stream).write_all(b"hello").unwrap();
+            let mut answer = Vec::new();
+            reader.read_until(b'}', &mut answer).unwrap();
+            let answer = String::from_utf8(answer).unwrap();
+            assert!(answer.starts_with(wanted), "round {round}: {answer}");
+            assert!(!answer.contains("connection: close"), "{answer}");
+        }
+    }
+}
+
 #[test]
 fn a_template_that_cannot_be_made_is_told_of_and_nothing_stays() {
     let daemon = Daemon::start();
@@ -172,4 +200,16 @@ fn a_signal_ends_it_in_order() {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     assert!(daemon.child.wait().unwrap().success());
+}
+
+#[test]
+fn prometheus_reads_the_meters() {
+    let daemon = Daemon::start();
+    let made = daemon.key(&[]);
+    daemon.ask("POST", "/v2/sandboxes", made["key"].as_str(), br#"{"templateID":"base"}"#);
+    let mut text = String::new();
+    let mut response = ureq::get(format!("{}/metrics", daemon.url)).call().unwrap();
+    response.body_mut().as_reader().read_to_string(&mut text).unwrap();
+    assert!(text.contains("coppice_stage_seconds_count{stage=\"create\"} 1"), "{text}");
+    assert!(text.contains("coppice_sandboxes{state=\"running\"} 0"), "{text}");
 }

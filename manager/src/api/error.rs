@@ -77,6 +77,7 @@ impl From<fleet::Error> for Failure {
             Error::Store(error) => status_of(error.failure().class),
             Error::Home(_)
             | Error::Useless(_)
+            | Error::Meters(_)
             | Error::Template(_)
             | Error::Agent(_)
             | Error::Registry(_)

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
-use axum::http::header::CONTENT_LENGTH;
+use axum::http::header::{CONNECTION, CONTENT_LENGTH};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
@@ -52,10 +52,12 @@ struct Document;
 
 /// The API as a router, with its OpenAPI document.
 pub fn router(api: Api) -> Router {
+    let fleet = Arc::clone(&api.fleet);
     let (router, document) = described().with_state(api).split_for_parts();
     let document = Arc::new(document);
     router
         .route("/openapi.json", get(move || std::future::ready(Json((*document).clone()))))
+        .route("/metrics", get(observe::measured).with_state(fleet))
         .route("/health", get(|| std::future::ready(StatusCode::NO_CONTENT)))
         .fallback(|| std::future::ready(Failure::not_found("there is no such route")))
         .method_not_allowed_fallback(|| {
@@ -64,21 +66,28 @@ pub fn router(api: Api) -> Router {
                 "the route does not have this method",
             ))
         })
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn(in_bounds))
+        .layer(DefaultBodyLimit::disable())
+        .layer(middleware::from_fn(read_whole))
         .layer(middleware::map_response(error::in_form))
 }
 
-/// Refuses a body that says it is too long before it is read; one that says nothing is cut off
-/// where it becomes too long.
-async fn in_bounds(request: Request, next: Next) -> Response {
-    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    match length.map(str::parse::<usize>) {
-        Some(Ok(length)) if length <= MAX_BODY => next.run(request).await,
-        None => next.run(request).await,
-        Some(_) => {
+/// Reads the whole body before anything is answered: an answer that comes earlier leaves a
+/// connection that looks usable to the client and is not. A body that says it is too long is not
+/// read.
+async fn read_whole(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    let fits = length.is_none_or(|length| length.parse().is_ok_and(|n: usize| n <= MAX_BODY));
+    let body = match fits {
+        true => axum::body::to_bytes(body, MAX_BODY).await.ok(),
+        false => None,
+    };
+    match body {
+        Some(body) => next.run(Request::from_parts(parts, body.into())).await,
+        None => {
             let text = format!("a body has at most {MAX_BODY} bytes");
-            Failure::new(StatusCode::PAYLOAD_TOO_LARGE, text).into_response()
+            let failure = Failure::new(StatusCode::PAYLOAD_TOO_LARGE, text);
+            ([(CONNECTION, "close")], failure).into_response()
         }
     }
 }

@@ -1,16 +1,20 @@
 //! What a sandbox uses, and what happened to it.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, Query, State};
+use axum::extract::{ConnectInfo, Path, Query, State};
+use axum::http::HeaderName;
+use axum::http::header::CONTENT_TYPE;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Caller;
 use super::types::rfc3339;
 use super::{Api, ErrorBody, Failure};
-use crate::fleet::Sample;
+use crate::fleet::{Fleet, Sample};
 use crate::registry::Event;
 
 /// The most log entries of one answer.
@@ -76,6 +80,19 @@ pub(super) async fn metrics(
         span.start.is_none_or(|start| at >= start) && span.end.is_none_or(|end| at <= end)
     };
     Ok(Json(samples.filter(within).collect()))
+}
+
+/// All meters, for Prometheus. They are about no tenant, and only who is on the host may read
+/// them.
+pub(super) async fn measured(
+    State(fleet): State<Arc<Fleet>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+) -> Result<([(HeaderName, &'static str); 1], String), Failure> {
+    if !peer.ip().is_loopback() {
+        return Err(Failure::not_found("there is no such route"));
+    }
+    let kind = [(CONTENT_TYPE, "text/plain; version=0.0.4")];
+    Ok((kind, fleet.measured().await))
 }
 
 /// Something that happened to a sandbox.

@@ -53,6 +53,7 @@ impl Fleet {
     /// [`Error::NoTemplate`], [`Error::Quota`], [`Error::Memory`], [`Error::KeyReused`], or why
     /// it does not start.
     pub async fn create(self: &Arc<Self>, order: Order) -> Result<Arc<Member>, Error> {
+        let _stage = self.meters.stage("create");
         if let Some(earlier) = self.earlier(&order).await? {
             return Ok(earlier);
         }
@@ -200,15 +201,25 @@ impl Fleet {
     async fn start(&self, member: &Member, birth: Birth) -> Result<Kept, Error> {
         let (store, program) = (self.store.clone(), self.settings.vmm.clone());
         let id = member.id().clone();
+        let queue = self.meters.stage("queue");
         let _start = self.starts.acquire().await;
+        drop(queue);
+        let _starting = self.meters.starting();
+        let [shell_stage, restore_stage, prove_stage] =
+            ["shell", "restore", "prove"].map(|name| self.meters.prepared(name));
         blocking(move || async move {
             let machine: Machine = store.checkpoint(&birth.from)?.machine;
+            let stage = shell_stage.begin();
             let mut shell = Shell::new(&store, &program, machine, Some(id.clone()), None).await?;
+            drop(stage);
             if let Err(error) = shell.set_guest(birth.guest) {
                 shell.discard().await?;
                 return Err(error.into());
             }
+            let stage = restore_stage.begin();
             let kept = shell.restore(&birth.from).await?;
+            drop(stage);
+            let _stage = prove_stage.begin();
             match prove(kept.agent()).await {
                 Ok(()) => Ok(kept),
                 Err(error) => {

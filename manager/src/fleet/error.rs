@@ -72,6 +72,9 @@ pub enum Error {
     /// The registry failed.
     #[error("the registry failed")]
     Registry(#[from] registry::Error),
+    /// The meters cannot be made.
+    #[error("the meters cannot be made")]
+    Meters(#[from] prometheus::Error),
     /// A kernel or image is missing.
     #[error("the built-in template cannot be made")]
     Home(#[from] home::Error),

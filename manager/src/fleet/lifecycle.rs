@@ -35,6 +35,7 @@ impl Fleet {
             if !still(&member.row()) {
                 return Ok(false);
             }
+            let _stage = fleet.meters.stage("pause");
             fleet.expect(&member, State::Running)?;
             fleet.promise(&member, Row { state: State::Pausing, ..member.row() })?;
             let (store, id) = (fleet.store.clone(), member.id().clone());
@@ -87,6 +88,7 @@ impl Fleet {
     }
 
     async fn wake(self: &Arc<Self>, member: &Arc<Member>, end_ms: u64) -> Result<(), Error> {
+        let _stage = self.meters.stage("resume");
         let row = member.row();
         self.promise(member, Row { state: State::Resuming, ..row.clone() })?;
         let (store, program) = (self.store.clone(), self.settings.vmm.clone());
@@ -153,6 +155,7 @@ impl Fleet {
             if !still(&row) || !fleet.members().contains_key(member.id()) {
                 return Ok(());
             }
+            let _stage = fleet.meters.stage("kill");
             fleet.promise(&member, Row { state: State::Killing, ..row })?;
             fleet.remove(&member, &why).await
         }))
@@ -229,6 +232,7 @@ impl Fleet {
         joined(tokio::spawn(async move {
             let _turn = member.turn.lock().await;
             fleet.expect(&member, State::Running)?;
+            let _stage = fleet.meters.stage("rollback");
             let (store, id) = (fleet.store.clone(), member.id().clone());
             blocking(move || async move {
                 Kept::open(&store, &id).await?.roll_back(&target.checkpoint).await
@@ -257,6 +261,7 @@ impl Fleet {
     /// A checkpoint of a running sandbox; its memory is copied while the sandbox runs on, unless
     /// the host does not let pages be write-protected.
     pub(super) async fn checkpoint_of(&self, member: &Member) -> Result<Id, Error> {
+        let _stage = self.meters.stage("snapshot");
         let (store, id) = (self.store.clone(), member.id().clone());
         let made = blocking(move || async move {
             let mut kept = Kept::open(&store, &id).await?;
@@ -318,6 +323,7 @@ impl Fleet {
             let about = Arc::clone(&member);
             let still = move |row: &Row| row.state == State::Running && about.has(&guest);
             if still(&member.row()) {
+                fleet.meters.ended();
                 tracing::warn!(sandbox = %member.id(), %why, "a sandbox ended by itself");
             }
             if let Err(error) = fleet.kill_if(&member, still, &why.to_string()).await {

@@ -16,6 +16,7 @@ mod error;
 mod expiry;
 mod lifecycle;
 mod member;
+mod meters;
 mod metrics;
 mod template;
 mod tree;
@@ -32,6 +33,8 @@ pub use error::Error;
 pub use member::{Member, Shown};
 pub use metrics::Sample;
 pub use tree::{Checkpoint, Marked};
+
+use meters::Meters;
 
 use crate::home::Home;
 use crate::registry::{Registry, Tenant};
@@ -64,6 +67,7 @@ pub struct Fleet {
     expiry: Notify,
     /// Machines being started.
     starts: Semaphore,
+    meters: Meters,
     /// Held while the built-in template is made.
     base: tokio::sync::Mutex<()>,
 }
@@ -83,6 +87,7 @@ impl Fleet {
             registry,
             members: Mutex::default(),
             expiry: Notify::new(),
+            meters: Meters::new()?,
             starts: Semaphore::new(cpus.saturating_mul(STARTS_PER_CPU)),
             base: tokio::sync::Mutex::new(()),
         }))

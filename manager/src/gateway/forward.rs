@@ -7,6 +7,7 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use thiserror::Error;
 use tokio::io::copy_bidirectional;
+use tokio::net::UnixStream;
 
 use crate::agent::{self, Agent};
 
@@ -38,18 +39,20 @@ pub(super) enum Error {
     Request(#[source] axum::http::Error),
 }
 
-/// Sends a request to a port of a guest; the answer's body comes as the guest sends it. With an
-/// upgrade in it, both ends are joined from then on.
+/// Opens a stream to a port of a guest.
+pub(super) async fn open(agent: &Agent, port: u16) -> Result<UnixStream, Error> {
+    agent.connect(port).await.map_err(|error| match error {
+        agent::Error::PortClosed(_) => Error::Closed,
+        error => Error::Agent(error),
+    })
+}
+
+/// Sends a request over a stream; the answer's body comes as the guest sends it. With an upgrade
+/// in it, both ends are joined from then on.
 pub(super) async fn exchange(
-    agent: &Agent,
-    port: u16,
+    stream: UnixStream,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, Error> {
-    let stream = match agent.connect(port).await {
-        Ok(stream) => stream,
-        Err(agent::Error::PortClosed(_)) => return Err(Error::Closed),
-        Err(error) => return Err(Error::Agent(error)),
-    };
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(Error::Http)?;
     // Its failures surface in the exchange.

@@ -8,6 +8,7 @@ mod forward;
 mod target;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -16,13 +17,18 @@ use axum::response::{IntoResponse as _, Response};
 use axum::{Json, http};
 use coppice_agent_protocol::ENVD_PORT;
 use http::StatusCode;
+use http::header::CONNECTION;
 use serde_json::json;
+use tokio::net::UnixStream;
 
 use crate::fleet::{Fleet, Member};
 use crate::registry::{self, now_ms};
 use crate::store::Id;
 use target::Target;
 
+/// The most bytes of a body that are read for nothing, and the longest time they may take.
+const MAX_UNREAD: usize = 64 * 1024;
+const UNREAD_TIME: Duration = Duration::from_secs(1);
 /// Paths of the agent that only the manager may ask for.
 const INTERNAL: [&str; 7] =
     ["/init", "/freeze", "/unfreeze", "/fsfreeze", "/fsthaw", "/collapse", "/upgrade"];
@@ -44,24 +50,61 @@ pub async fn guests_first(
 }
 
 async fn to_guest(fleet: &Arc<Fleet>, target: &Target, request: Request<Body>) -> Response {
-    if u32::from(target.port) == ENVD_PORT && INTERNAL.contains(&request.uri().path()) {
+    match reach(fleet, target, request.uri().path()).await {
+        Ok((member, stream)) => match forward::exchange(stream, request).await {
+            Ok(response) => response,
+            // Of the request's body an unknown part was read.
+            Err(error) => closing(no_answer(target, &member, &error)),
+        },
+        Err(response) => after_body(request.into_body(), response).await,
+    }
+}
+
+/// A stream to the port, or the answer that there is none.
+async fn reach(
+    fleet: &Arc<Fleet>,
+    target: &Target,
+    path: &str,
+) -> Result<(Arc<Member>, UnixStream), Response> {
+    if u32::from(target.port) == ENVD_PORT && INTERNAL.contains(&path) {
         let body = json!({"code": 404, "message": "there is no such route"});
-        return (StatusCode::NOT_FOUND, Json(body)).into_response();
+        return Err((StatusCode::NOT_FOUND, Json(body)).into_response());
     }
-    let Some(member) = fleet.member(target.sandbox.as_str()) else { return gone(&target.sandbox) };
-    if let Err(response) = awake(fleet, &member).await {
-        return response;
+    let gone = || gone(&target.sandbox);
+    let member = fleet.member(target.sandbox.as_str()).ok_or_else(gone)?;
+    awake(fleet, &member).await?;
+    let guest = member.guest().ok_or_else(gone)?;
+    match forward::open(guest.agent(), target.port).await {
+        Ok(stream) => Ok((member, stream)),
+        Err(error) => Err(no_answer(target, &member, &error)),
     }
-    let Some(guest) = member.guest() else { return gone(&target.sandbox) };
-    match forward::exchange(guest.agent(), target.port, request).await {
-        Ok(response) => response,
-        Err(forward::Error::Closed) => closed(target),
-        Err(error) if member.guest().is_some() => {
+}
+
+fn no_answer(target: &Target, member: &Member, error: &forward::Error) -> Response {
+    match error {
+        forward::Error::Closed => closed(target),
+        error if member.guest().is_some() => {
             tracing::info!(sandbox = %target.sandbox, port = target.port, %error, "no answer");
-            broken(&error)
+            broken(error)
         }
-        Err(_) => gone(&target.sandbox),
+        _ => gone(&target.sandbox),
     }
+}
+
+/// Reads what a client still sends before it gets an answer that does not depend on it: otherwise
+/// the connection looks usable to it and is not. What is long or does not come ends it.
+async fn after_body(body: Body, response: Response) -> Response {
+    let rest = axum::body::to_bytes(body, MAX_UNREAD);
+    match tokio::time::timeout(UNREAD_TIME, rest).await {
+        Ok(Ok(_)) => response,
+        Ok(Err(_)) | Err(_) => closing(response),
+    }
+}
+
+/// An answer after which the connection ends.
+fn closing(mut response: Response) -> Response {
+    response.headers_mut().insert(CONNECTION, http::HeaderValue::from_static("close"));
+    response
 }
 
 /// Resumes a paused sandbox that is to go on when it is asked something.

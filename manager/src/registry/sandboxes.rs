@@ -28,7 +28,12 @@ pub enum State {
 }
 
 impl State {
-    fn name(self) -> &'static str {
+    /// All there are.
+    pub const ALL: [Self; 6] =
+        [Self::Creating, Self::Running, Self::Pausing, Self::Paused, Self::Resuming, Self::Killing];
+
+    /// Its name, as in the registry and in events.
+    pub fn name(self) -> &'static str {
         match self {
             Self::Creating => "creating",
             Self::Running => "running",

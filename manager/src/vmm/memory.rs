@@ -17,6 +17,37 @@ pub struct MemoryUse {
     pub guest_pss_kib: u64,
 }
 
+/// All memory of one VMM process, guest RAM included, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WholeMemory {
+    /// Pages that only it has.
+    pub private: u64,
+    /// Pages that others have, too: of a checkpoint, or of the program.
+    pub shared: u64,
+}
+
+impl WholeMemory {
+    /// Of the process with this number.
+    ///
+    /// # Errors
+    /// When the process is gone or not ours to look at.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        Ok(Self::parse(&std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?))
+    }
+
+    fn parse(text: &str) -> Self {
+        let kib = |line: &str| {
+            let number = line.split_whitespace().nth(1)?;
+            number.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        let sum = |kind: &str| {
+            let lines = text.lines().filter(|line| line.starts_with(kind));
+            lines.filter_map(kib).fold(0, u64::saturating_add)
+        };
+        Self { private: sum("Private_"), shared: sum("Shared_") }
+    }
+}
+
 /// Sums the mappings of a process.
 pub(super) fn of_process(pid: u32) -> io::Result<MemoryUse> {
     sum(BufReader::new(File::open(format!("/proc/{pid}/smaps"))?))
@@ -83,5 +114,13 @@ VmFlags: rd mr pf io de dd
     #[test]
     fn a_figure_that_is_none_is_an_error() {
         assert!(sum("1-2 r--p\nPss: many kB\n".as_bytes()).is_err());
+    }
+
+    #[test]
+    fn all_memory_is_private_or_shared() {
+        let text = "Rss: 30 kB\nShared_Clean: 4 kB\nShared_Dirty: 1 kB\nPrivate_Clean: 2 kB\n\
+                    Private_Dirty: 8 kB\nPrivate_Hugetlb: 0 kB\n";
+        let memory = WholeMemory::parse(text);
+        assert_eq!(memory, WholeMemory { private: 10 << 10, shared: 5 << 10 });
     }
 }

@@ -26,7 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
 
 use driver::{Command, Tie};
-pub use memory::MemoryUse;
+pub use memory::{MemoryUse, WholeMemory};
 pub use process::ProcessId;
 pub use spawn::locate;
 
