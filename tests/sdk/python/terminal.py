@@ -30,7 +30,7 @@ with sandbox() as made:
     screen.until(b"[50 132]")
 
     # Ctrl-C ends what runs in it, and not the shell.
-    made.pty.send_stdin(handle.pid, b"echo wait-$((6*7)); sleep 1000\n")
+    made.pty.send_stdin(handle.pid, b"sh -c 'echo wait-$((6*7)); exec sleep 1000'\n")
     screen.until(b"wait-42")
     made.pty.send_stdin(handle.pid, b"\x03")
     made.pty.send_stdin(handle.pid, b"echo on-$((6*7))\n")

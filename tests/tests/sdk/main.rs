@@ -29,7 +29,7 @@ macro_rules! python {
             python,
             $version,
             [
-                asynchronous background commands expiry files gone lifecycle lists output snapshots
+                asynchronous background commands expiry files lifecycle lists output snapshots
                 stdin suspend tenants terminal timeouts transfers watch web $($own)*
             ]
         );)*
