@@ -3,9 +3,11 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::fs::File;
+use std::io::{Read as _, Seek as _};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
-use coppice_micro::tree::Machine;
+use coppice_micro::tree::{Machine, memory_file};
 use coppice_micro::{Vmm, kvm};
 use coppice_vmm_protocol::{CheckpointSpec, Op, ResultBody, VmState};
 
@@ -61,6 +63,49 @@ fn a_prepared_process_makes_a_clone_too() {
     vmm.done(Op::Prepare { vcpus: 1, memory_mib: 64 });
     let mut child = Machine::clone_in(vmm, &node);
     assert_eq!(child.guest.read(B), 7);
+}
+
+#[test]
+fn a_clone_that_knows_what_the_first_one_used_starts_like_it() {
+    needs_kvm!();
+    let mut parent = Machine::boot(MEMORY);
+    parent.guest.write(A, 1);
+    parent.guest.write(B, 2);
+    let (mut node, _) = parent.checkpoint("one", false);
+    let mut first = Machine::clone_of(&node);
+    first.guest.write(A, 3);
+    let record = memory_file();
+    let op = Op::RecordWorkingSet { file: 0 };
+    assert_eq!(first.vmm.request_with(op, &[record.as_fd()]), ResultBody::Done);
+    node.working_set = Some(Arc::new(record));
+    let mut second = Machine::clone_of(&node);
+    assert_eq!((second.guest.read(A), second.guest.read(B)), (1, 2));
+    second.guest.write(A, 4);
+    assert_eq!((first.guest.read(A), second.guest.read(A)), (3, 4));
+}
+
+#[test]
+fn a_record_has_the_pages_that_a_clone_wrote() {
+    needs_kvm!();
+    let mut parent = Machine::boot(MEMORY);
+    parent.guest.write(A, 1);
+    let (node, _) = parent.checkpoint("one", false);
+    let mut clone = Machine::clone_of(&node);
+    clone.guest.write(A, 2);
+    let mut record = memory_file();
+    let op = Op::RecordWorkingSet { file: 0 };
+    assert_eq!(clone.vmm.request_with(op, &[record.as_fd()]), ResultBody::Done);
+    let mut bytes = Vec::new();
+    record.rewind().unwrap();
+    record.read_to_end(&mut bytes).unwrap();
+    let (words, _) = bytes.as_chunks::<8>();
+    let (runs, _) = words[1..].as_chunks::<2>();
+    let page = u64::from(A) / 4096;
+    let written = |[first, count]: &[[u8; 8]; 2]| {
+        let (first, count) = (u64::from_le_bytes(*first), u64::from_le_bytes(*count));
+        count >> 63 == 1 && (first..first + (count << 1 >> 1)).contains(&page)
+    };
+    assert!(runs.iter().any(written), "{runs:?}");
 }
 
 #[test]

@@ -25,6 +25,8 @@ pub struct Node {
     pub memory_mib: u32,
     /// The disk, if there is one.
     pub disk: Option<Disk>,
+    /// What an earlier clone used at first.
+    pub working_set: Option<Arc<File>>,
 }
 
 /// A disk up to some moment.
@@ -171,7 +173,10 @@ impl Machine {
         let disk = node.disk.as_ref().map(Live::over);
         let disk_spec = disk.as_ref().map(|disk| disk.spec(fds.len()));
         fds.extend(disk.iter().flat_map(Live::fds));
-        let start = Start::Checkpoint(ChainSpec { new_identity: true, ..node.chain(3) });
+        let working_set = node.working_set.as_ref().map(|_| u32::try_from(fds.len()).unwrap());
+        fds.extend(node.working_set.iter().map(|file| file.as_fd()));
+        let chain = ChainSpec { new_identity: true, working_set, ..node.chain(3) };
+        let start = Start::Checkpoint(chain);
         vmm.send(Op::Create(Box::new(spec(start, node.memory_mib, disk_spec))), &fds).unwrap();
         vmm.send(Op::Start {}, &[]).unwrap();
         Self { vmm, guest, node: node.clone(), disk }
