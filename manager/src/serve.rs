@@ -95,11 +95,17 @@ impl Server {
     /// [`Error::Serve`].
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
         let expiry = tokio::spawn(Arc::clone(&self.fleet).expire());
+        let warm = tokio::spawn(Arc::clone(&self.fleet).keep_warm());
         let samples = tokio::spawn(Arc::clone(&self.fleet).sample());
+        let fleet = Arc::clone(&self.fleet);
         let app = app(self.fleet, self.domain).into_make_service_with_connect_info::<SocketAddr>();
         let served = axum::serve(self.listener, app).with_graceful_shutdown(stop).await;
         expiry.abort();
         samples.abort();
+        fleet.close_pool();
+        // It only fails by a panic, of which there is word already.
+        let _ = warm.await;
+        fleet.empty_pool().await;
         served.map_err(Error::Serve)
     }
 }

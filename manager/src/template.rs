@@ -105,20 +105,24 @@ async fn bring_up(agent: &Agent, recipe: &Recipe) -> Result<Option<ProcessStream
 
 async fn ready(agent: &Agent, recipe: &Recipe) -> Result<(), Error> {
     let Some(command) = &recipe.ready else { return Ok(()) };
-    let mut output = Vec::new();
+    // Of the last run that said something: the time may be over before the next one does.
+    let (mut output, mut now) = (Vec::new(), Vec::new());
     let until = async {
         loop {
-            output.clear();
             let mut stream = agent.start(shell(command)).await?;
-            if follow(&mut stream, &mut output).await? == 0 {
+            if follow(&mut stream, &mut now).await? == 0 {
                 return Ok(());
             }
+            output = std::mem::take(&mut now);
             sleep(READY_PAUSE).await;
         }
     };
     match timeout(recipe.ready_timeout, until).await {
         Ok(done) => done,
-        Err(_) => Err(Error::NotReady { after: recipe.ready_timeout, output: tail(&output) }),
+        Err(_) => {
+            let output = tail(if now.is_empty() { &output } else { &now });
+            Err(Error::NotReady { after: recipe.ready_timeout, output })
+        }
     }
 }
 

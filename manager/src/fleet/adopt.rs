@@ -7,8 +7,8 @@ use coppice_vmm_protocol::VmState;
 
 use super::{Error, Fleet, Member, blocking};
 use crate::registry::{Row, State};
-use crate::sandbox::Kept;
-use crate::store::{Id, SandboxRecord, Store};
+use crate::sandbox::{self, Kept};
+use crate::store::{self, Id, SandboxRecord, Store};
 
 /// What became of the sandboxes of before.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,6 +39,7 @@ impl Fleet {
     /// # Errors
     /// The registry's.
     pub async fn adopt(self: &Arc<Self>) -> Result<Adopted, Error> {
+        self.remove_shells().await?;
         let mut adopted = Adopted::default();
         for row in self.registry.sandboxes()? {
             let (id, member) = (row.id.clone(), Arc::new(Member::new(row)));
@@ -57,6 +58,20 @@ impl Fleet {
             }
         }
         Ok(adopted)
+    }
+
+    /// Removes what is left of machines that were prepared and not used.
+    async fn remove_shells(&self) -> Result<(), Error> {
+        for id in self.registry.shells()? {
+            let (store, shell) = (self.store.clone(), id.clone());
+            match blocking(move || async move { Kept::remove(&store, &shell).await }).await {
+                Ok(()) | Err(sandbox::Error::Store(store::Error::NotFound { .. })) => {
+                    self.registry.remove_shell(&id)?;
+                }
+                Err(error) => tracing::warn!(sandbox = %id, %error, "a prepared machine stays"),
+            }
+        }
+        Ok(())
     }
 
     /// Finishes or undoes what was under way; the state it is in then, or none if it is removed.
@@ -101,7 +116,7 @@ impl<E: std::error::Error> From<E> for Lost {
 
 /// Looks what there is of a sandbox. One that is suspended has no machine after this, and one
 /// that was stopped to be suspended goes on.
-async fn found(store: &Store, id: &Id) -> Result<Found, crate::sandbox::Error> {
+async fn found(store: &Store, id: &Id) -> Result<Found, sandbox::Error> {
     if store.look_at(id)?.record().suspended {
         Kept::finish_suspension(store, id).await?;
         return Ok(Found::Suspended(Box::new(store.look_at(id)?.record().clone())));
@@ -113,7 +128,7 @@ async fn found(store: &Store, id: &Id) -> Result<Found, crate::sandbox::Error> {
             }
             Ok(Found::Alive(Box::new(kept)))
         }
-        Err(crate::sandbox::Error::Gone { .. }) => Ok(Found::Gone),
+        Err(sandbox::Error::Gone { .. }) => Ok(Found::Gone),
         Err(error) => Err(error),
     }
 }

@@ -43,7 +43,10 @@ pub struct Order {
 struct Birth {
     row: Row,
     from: Id,
+    machine: Machine,
     guest: GuestSettings,
+    /// What it is put into, if that was prepared.
+    shell: Option<Shell>,
 }
 
 impl Fleet {
@@ -58,8 +61,10 @@ impl Fleet {
             return Ok(earlier);
         }
         let template = self.template(&order.tenant, &order.template).await?;
+        let machine = self.machine_of(&template.checkpoint).await?;
+        let (id, shell) = self.place_for(&machine)?;
         let row = Row {
-            id: Id::new().map_err(Error::Random)?,
+            id,
             tenant: order.tenant.clone(),
             state: State::Creating,
             template: template.id.clone(),
@@ -76,7 +81,7 @@ impl Fleet {
         }
         let access_token = order.secure.then(token).transpose()?;
         let guest = GuestSettings { access_token, envs: order.envs };
-        let birth = Birth { row, from: template.checkpoint, guest };
+        let birth = Birth { row, from: template.checkpoint, machine, guest, shell };
         self.bear(birth, order.timeout_ms).await
     }
 
@@ -121,11 +126,13 @@ impl Fleet {
                 move || async move { store.look_at(&id).map(|view| view.record().guest.clone()) },
             );
         let guest = guest.await?;
+        let machine = self.machine_of(from).await?;
         let mut births = JoinSet::new();
         for _ in 0..count {
             let access_token = guest.access_token.is_some().then(token).transpose()?;
+            let (id, shell) = self.place_for(&machine)?;
             let row = Row {
-                id: Id::new().map_err(Error::Random)?,
+                id,
                 state: State::Creating,
                 started_ms: now_ms(),
                 end_ms: u64::MAX,
@@ -133,10 +140,25 @@ impl Fleet {
                 ..parent.row()
             };
             let guest = GuestSettings { access_token, ..guest.clone() };
-            let (fleet, from) = (Arc::clone(self), from.clone());
-            births.spawn(async move { fleet.bear(Birth { row, from, guest }, timeout_ms).await });
+            let (from, machine) = (from.clone(), machine.clone());
+            let birth = Birth { row, from, machine, guest, shell };
+            let fleet = Arc::clone(self);
+            births.spawn(async move { fleet.bear(birth, timeout_ms).await });
         }
         Ok(births.join_all().await)
+    }
+
+    async fn machine_of(&self, checkpoint: &Id) -> Result<Machine, Error> {
+        let (store, id) = (self.store.clone(), checkpoint.clone());
+        Ok(blocking(move || async move { store.checkpoint(&id) }).await?.machine)
+    }
+
+    /// A prepared shell for a machine and its ID, or a new ID.
+    fn place_for(&self, machine: &Machine) -> Result<(Id, Option<Shell>), Error> {
+        match self.pool.take(machine) {
+            Some(shell) => Ok((shell.id().clone(), Some(shell))),
+            None => Ok((Id::new().map_err(Error::Random)?, None)),
+        }
     }
 
     /// What the same request made before, once it is there.
@@ -153,7 +175,13 @@ impl Fleet {
     }
 
     async fn bear(self: &Arc<Self>, birth: Birth, timeout_ms: u64) -> Result<Arc<Member>, Error> {
-        let member = self.announce(&birth.row)?;
+        let member = match self.announce(&birth.row) {
+            Ok(member) => member,
+            Err(error) => {
+                self.discard(birth.shell).await;
+                return Err(error);
+            }
+        };
         let (fleet, child) = (Arc::clone(self), Arc::clone(&member));
         let born = async move {
             let _turn = child.turn.lock().await;
@@ -208,9 +236,11 @@ impl Fleet {
         let [shell_stage, restore_stage, prove_stage] =
             ["shell", "restore", "prove"].map(|name| self.meters.prepared(name));
         blocking(move || async move {
-            let machine: Machine = store.checkpoint(&birth.from)?.machine;
             let stage = shell_stage.begin();
-            let mut shell = Shell::new(&store, &program, machine, Some(id.clone()), None).await?;
+            let mut shell = match birth.shell {
+                Some(shell) => shell,
+                None => Shell::new(&store, &program, birth.machine, Some(id.clone()), None).await?,
+            };
             drop(stage);
             if let Err(error) = shell.set_guest(birth.guest) {
                 shell.discard().await?;
@@ -268,7 +298,7 @@ fn token() -> Result<String, Error> {
 }
 
 /// Bytes that the host's kernel says could be had without swapping; unknown without `/proc`.
-fn free_memory() -> Option<u64> {
+pub(super) fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)

@@ -25,6 +25,7 @@ pub(super) struct Meters {
     memory: IntGaugeVec,
     ended: IntCounter,
     starting: IntGauge,
+    pool: IntGauge,
 }
 
 impl Meters {
@@ -55,12 +56,14 @@ impl Meters {
             "Sandboxes whose machines ended by themselves.",
         )?;
         let starting = IntGauge::new("coppice_starting", "Machines that are being started.")?;
+        let pool = IntGauge::new("coppice_pool", "Machines that are prepared and not used.")?;
+        all.register(Box::new(pool.clone()))?;
         all.register(Box::new(stages.clone()))?;
         all.register(Box::new(states.clone()))?;
         all.register(Box::new(memory.clone()))?;
         all.register(Box::new(ended.clone()))?;
         all.register(Box::new(starting.clone()))?;
-        Ok(Self { all, stages, states, memory, ended, starting })
+        Ok(Self { all, stages, states, memory, ended, starting, pool })
     }
 
     /// Begins to measure a stage, which ends when the value is dropped.
@@ -123,6 +126,7 @@ impl Fleet {
     /// All meters, in the text form that Prometheus reads.
     pub async fn measured(&self) -> String {
         let meters = &self.meters;
+        meters.pool.set(i64::try_from(self.pool.depth()).unwrap_or(i64::MAX));
         let members: Vec<_> = self.members().values().cloned().collect();
         for state in State::ALL {
             let count = members.iter().filter(|member| member.state() == state).count();

@@ -18,6 +18,7 @@ mod lifecycle;
 mod member;
 mod meters;
 mod metrics;
+mod pool;
 mod template;
 mod tree;
 
@@ -35,6 +36,7 @@ pub use metrics::Sample;
 pub use tree::{Checkpoint, Marked};
 
 use meters::Meters;
+use pool::Pool;
 
 use crate::home::Home;
 use crate::registry::{Registry, Tenant};
@@ -68,6 +70,7 @@ pub struct Fleet {
     /// Machines being started.
     starts: Semaphore,
     meters: Meters,
+    pool: Pool,
     /// Held while the built-in template is made.
     base: tokio::sync::Mutex<()>,
 }
@@ -88,6 +91,7 @@ impl Fleet {
             members: Mutex::default(),
             expiry: Notify::new(),
             meters: Meters::new()?,
+            pool: Pool::default(),
             starts: Semaphore::new(cpus.saturating_mul(STARTS_PER_CPU)),
             base: tokio::sync::Mutex::new(()),
         }))

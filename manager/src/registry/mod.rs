@@ -9,6 +9,7 @@ mod events;
 mod idempotency;
 mod keys;
 mod sandboxes;
+mod shells;
 mod templates;
 
 use std::io;
@@ -39,6 +40,7 @@ const TABLES: &str = "
     CREATE TABLE sandboxes (
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, state TEXT NOT NULL, body TEXT NOT NULL
     ) STRICT;
+    CREATE TABLE shells (id TEXT PRIMARY KEY) STRICT;
     CREATE TABLE templates (
         id TEXT PRIMARY KEY, tenant TEXT, kind TEXT NOT NULL, checkpoint TEXT NOT NULL,
         body TEXT NOT NULL

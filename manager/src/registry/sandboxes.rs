@@ -102,6 +102,12 @@ impl Registry {
                  VALUES (?1, ?2, ?3, ?4)",
             )?
             .execute(params![row.id.as_str(), row.tenant.as_str(), state, body])?;
+        if before.is_none() {
+            // It may have been a shell.
+            change
+                .prepare_cached("DELETE FROM shells WHERE id = ?1")?
+                .execute([row.id.as_str()])?;
+        }
         if before.as_deref() != Some(state) {
             events::add(&change, &row.tenant, &row.id, state, "")?;
         }

@@ -103,6 +103,18 @@ fn sandboxes_read_back_from_a_file_that_is_opened_again() {
 }
 
 #[test]
+fn a_shell_is_one_until_it_is_a_sandbox() {
+    let (_dir, registry) = registry();
+    let (row, other) = (row(tenant("team")), Id::new().unwrap());
+    registry.put_shell(&row.id).unwrap();
+    registry.put_shell(&other).unwrap();
+    registry.put_sandbox(&row).unwrap();
+    assert_eq!(registry.shells().unwrap(), vec![other.clone()]);
+    registry.remove_shell(&other).unwrap();
+    assert_eq!(registry.shells().unwrap(), vec![]);
+}
+
+#[test]
 fn a_tenants_own_template_goes_before_everybodys() {
     let (_dir, registry) = registry();
     let (public, own) = (template(None, "base"), template(Some(tenant("a")), "base"));

@@ -195,6 +195,11 @@ impl Vmm {
         self.pid
     }
 
+    /// Whether the process is not known to have ended.
+    pub fn is_alive(&self) -> bool {
+        self.end.borrow().is_none()
+    }
+
     /// Makes what a machine of this shape needs of KVM ahead of [`Self::create`].
     ///
     /// # Errors

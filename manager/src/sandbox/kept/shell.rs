@@ -36,6 +36,16 @@ impl Shell {
         kept.or_nothing(prepared).await.map(|(kept, ())| Self(kept))
     }
 
+    /// The ID that the sandbox will have.
+    pub fn id(&self) -> &Id {
+        &self.0.record().id
+    }
+
+    /// Whether its process still runs.
+    pub fn is_alive(&self) -> bool {
+        self.0.vmm.is_alive()
+    }
+
     /// Sets what its guest is told once it runs.
     ///
     /// # Errors

@@ -40,6 +40,14 @@ impl Daemon {
         child.wait().unwrap();
     }
 
+    /// Has the daemon end in order.
+    fn stop(&mut self) {
+        let mut child = self.child.take().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(child.wait().unwrap().success());
+    }
+
     /// Starts the daemon again; it listens when this returns.
     pub(super) fn start_again(&mut self) {
         let (child, url) = serve(self.dir.path());
@@ -63,7 +71,7 @@ impl Daemon {
             let id = snapshot["snapshotID"].as_str().unwrap();
             assert_eq!(self.client.ask("DELETE", &format!("/templates/{id}"), None).0, 204);
         }
-        self.kill();
+        self.stop();
         let found = stdout(&mut self.command(&["fsck"]));
         assert!(!found.contains("belongs to nothing"), "{found}");
         assert_eq!(stdout(&mut self.command(&["ls", "--json"])).trim(), "[]");

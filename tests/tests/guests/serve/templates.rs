@@ -49,7 +49,7 @@ fn a_template_whose_commands_fail_is_told_of_and_nothing_stays() {
         let daemon = Daemon::start();
         let cases = [
             (["--start", "echo no such luck; exit 3"].as_slice(), "no such luck"),
-            (&["--ready", "echo not yet; false", "--ready-timeout", "2"], "not yet"),
+            (&["--ready", "echo not yet; false", "--ready-timeout", "15"], "not yet"),
         ];
         for (options, said) in cases {
             let mut args = vec!["template", "build", "web"];
