@@ -9,19 +9,21 @@ from urllib.parse import urlsplit
 
 from common import URL, fetch, sandbox
 
-# Answers an upgrade, then sends back each frame that it gets.
-ECHO = '''
-import base64, hashlib, socket
-server = socket.create_server(("127.0.0.1", 9000))
+# Serves files on one port; on the other it answers an upgrade, then sends back each frame it gets.
+SERVERS = '''
+import base64, functools, hashlib, http.server, socket, threading
+handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory="/srv/www")
+echo = socket.create_server(("127.0.0.1", 9000))
+files = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), handler)
+threading.Thread(target=files.serve_forever).start()
 while True:
-    client, _ = server.accept()
+    client, _ = echo.accept()
     stream = client.makefile("rwb")
-    head = iter(stream.readline, b"\\r\\n")
-    key = [line.split(b": ")[1].strip() for line in head if line.lower().startswith(b"sec-websocket-key")]
-    magic = key[0] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-    accept = base64.b64encode(hashlib.sha1(magic).digest())
-    stream.write(b"HTTP/1.1 101 Switching Protocols\\r\\nConnection: Upgrade\\r\\nUpgrade: websocket\\r\\n"
-                 b"Sec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n")
+    head = list(iter(stream.readline, b"\\r\\n"))
+    (key,) = [line.split()[1] for line in head if line.lower().startswith(b"sec-websocket-key:")]
+    accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+    stream.write(b"HTTP/1.1 101 Switching Protocols\\r\\nConnection: Upgrade\\r\\n"
+                 b"Upgrade: websocket\\r\\nSec-WebSocket-Accept: " + accept + b"\\r\\n\\r\\n")
     stream.flush()
     while frame := stream.read(2 + 4 + 5):
         masked, mask = frame[6:], frame[2:6]
@@ -46,10 +48,9 @@ with sandbox() as made:
     made.files.write_files([
         {"path": "/srv/www/hello.txt", "data": "hello\n"},
         {"path": "/srv/www/big", "data": data},
-        {"path": "/tmp/echo.py", "data": ECHO},
+        {"path": "/tmp/serve.py", "data": SERVERS},
     ], user="root")
-    made.commands.run("python3 -m http.server 8000 -d /srv/www", background=True, timeout=0)
-    made.commands.run("python3 /tmp/echo.py", background=True, timeout=0)
+    made.commands.run("python3 /tmp/serve.py", background=True, timeout=0)
 
     host = made.get_host(8000)
     assert host.split(".")[0] == f"8000-{made.sandbox_id}", host
@@ -61,7 +62,6 @@ with sandbox() as made:
     except HTTPError as error:
         assert error.code == 404, "the server's own answer is passed on"
 
-    made.commands.run("for i in $(seq 50); do ss -ltn | grep -q :9000 && exit; sleep 0.2; done; exit 1")
     address = urlsplit(URL)
     with socket.create_connection((address.hostname, address.port)) as connection:
         stream = connection.makefile("rwb")

@@ -29,8 +29,8 @@ macro_rules! python {
             python,
             $version,
             [
-                asynchronous background commands expiry files lifecycle lists output snapshots
-                stdin suspend tenants terminal timeouts transfers watch web $($own)*
+                asynchronous background commands expiry files gone lifecycle lists metrics output
+                snapshots stdin suspend tenants terminal timeouts transfers watch web $($own)*
             ]
         );)*
     };
@@ -44,7 +44,8 @@ macro_rules! node {
             node,
             $version,
             [
-                lifecycle $($own)*
+                background commands files gone lifecycle lists metrics snapshots suspend terminal
+                watch web $($own)*
             ]
         );)*
     };
@@ -59,7 +60,7 @@ python! {
 
 node! {
     node_2_29_1 "2.29.1" []
-    node_2_51_0 "2.51.0" []
+    node_2_51_0 "2.51.0" [fork]
 }
 
 /// A scenario that no test names would never run.
@@ -67,13 +68,17 @@ node! {
 fn every_scenario_has_tests() {
     let own = std::fs::read_to_string(source::top().join("tests/tests/sdk/main.rs")).unwrap();
     for (language, ending) in [("python", "py"), ("node", "mjs")] {
-        let (_, list) = own.split_once(&format!("macro_rules! {language} {{")).unwrap();
+        let begins = [format!("macro_rules! {language} {{"), format!("\n{language}! {{")];
+        let lists = begins.map(|begin| {
+            let (_, rest) = own.split_once(&begin).unwrap();
+            rest.split_once("\n}").unwrap().0
+        });
         for script in std::fs::read_dir(client::scripts(language)).unwrap() {
             let script = script.unwrap().path();
-            let name = script.file_stem().unwrap().to_string_lossy().into_owned();
-            if script.extension().is_some_and(|e| e == ending) && name != "common" {
-                assert!(list.split([' ', '[', ']']).any(|word| word == name), "{script:?}");
-            }
+            let name = script.file_stem().unwrap().to_string_lossy();
+            let runs = script.extension().is_some_and(|e| e == ending) && name != "common";
+            let mut words = lists.iter().flat_map(|list| list.split([' ', '[', ']', '\n']));
+            assert!(!runs || words.any(|word| word == name), "{} has no test", script.display());
         }
     }
 }
