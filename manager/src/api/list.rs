@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::HeaderMap;
+use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -145,10 +146,30 @@ fn filtered(api: &Api, tenant: &Tenant, wanted: &Wanted) -> Result<Vec<Shown>, F
     Ok(found)
 }
 
-/// The pairs of a query string.
+/// The pairs of a query string. Clients encode keys and values by themselves before they make a
+/// query of them, so those are encoded twice.
 fn pairs(text: &str) -> Result<BTreeMap<String, String>, Failure> {
-    let uri = format!("/?{text}").parse::<axum::http::Uri>();
-    let uri = uri.map_err(|_| Failure::bad("metadata is not URL-encoded"))?;
-    let pairs = Query::<BTreeMap<String, String>>::try_from_uri(&uri);
-    pairs.map(|Query(pairs)| pairs).map_err(|_| Failure::bad("metadata is not URL-encoded"))
+    let wrong = || Failure::bad("metadata is not URL-encoded");
+    let uri = format!("/?{text}").parse::<axum::http::Uri>().map_err(|_| wrong())?;
+    let Query(pairs) =
+        Query::<BTreeMap<String, String>>::try_from_uri(&uri).map_err(|_| wrong())?;
+    let plain = |text: &str| {
+        let decoded = percent_decode_str(text).decode_utf8();
+        decoded.map(|text| text.into_owned()).map_err(|_| wrong())
+    };
+    pairs.iter().map(|(key, value)| Ok((plain(key)?, plain(value)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metadata_is_read_as_the_clients_write_it() {
+        // Of {"the role": "a & b=c"}, after the query of the request was read.
+        let read = pairs("the%2520role=a%2520%2526%2520b%253Dc&x=1").unwrap();
+        let wanted = [("the role", "a & b=c"), ("x", "1")].map(|(k, v)| (k.into(), v.into()));
+        assert_eq!(read, BTreeMap::from(wanted));
+        pairs("a=%25ff").unwrap_err();
+    }
 }

@@ -179,15 +179,9 @@ fn numbered(name: &Name, number: u32) -> Result<Name, Failure> {
         .map_err(|why: String| Failure::new(Class::Usage, why, "choose a shorter --name"))
 }
 
-/// A checkpoint of a sandbox as it is now. Its memory is copied while the sandbox runs on, unless
-/// the host does not let pages be write-protected.
+/// A checkpoint of a sandbox as it is now.
 async fn checkpoint_of(store: &Store, id: &Id) -> Result<Id, Failure> {
     let mut kept = Kept::open(store, id).await.map_err(|error| error.failure())?;
-    let background = CheckpointRequest { background: true, ..CheckpointRequest::default() };
-    let made = match kept.checkpoint(background).await {
-        // What has another reason fails again.
-        Err(_) => kept.checkpoint(CheckpointRequest::default()).await,
-        made => made,
-    };
+    let made = kept.checkpoint_running(CheckpointRequest::default()).await;
     made.map(|made| made.meta.id).map_err(|error| error.failure())
 }

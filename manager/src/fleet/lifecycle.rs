@@ -258,20 +258,15 @@ impl Fleet {
         Ok(())
     }
 
-    /// A checkpoint of a running sandbox; its memory is copied while the sandbox runs on, unless
-    /// the host does not let pages be write-protected.
+    /// A checkpoint of a running sandbox.
     pub(super) async fn checkpoint_of(&self, member: &Member) -> Result<Id, Error> {
         let _stage = self.meters.stage("snapshot");
         let (store, id) = (self.store.clone(), member.id().clone());
         let made = blocking(move || async move {
             let mut kept = Kept::open(&store, &id).await?;
             let labels = BTreeMap::from([(SNAPSHOT_LABEL.to_owned(), id.to_string())]);
-            let request = CheckpointRequest { name: None, labels, background: true };
-            match kept.checkpoint(request.clone()).await {
-                // What has another reason fails again.
-                Err(_) => kept.checkpoint(CheckpointRequest { background: false, ..request }).await,
-                made => made,
-            }
+            let request = CheckpointRequest { labels, ..CheckpointRequest::default() };
+            kept.checkpoint_running(request).await
         });
         Ok(made.await?.meta.id)
     }

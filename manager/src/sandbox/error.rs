@@ -375,6 +375,9 @@ fn refusal_advice(kind: Option<ErrorKind>) -> (Class, String) {
             Class::CheckpointUnfit,
             "see `coppice fsck`, or use a host like the one it was made on".into(),
         ),
+        Some(ErrorKind::NoBackgroundCopy) => {
+            (Class::Host, "leave out --async, or give the VMM CAP_SYS_PTRACE".into())
+        }
         Some(ErrorKind::State) => (Class::Conflict, "see what it does with `coppice ls`".into()),
         Some(ErrorKind::Vsock | ErrorKind::Host) => {
             (Class::Host, "run `coppice doctor` to see what the host lacks".into())

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
 
+mod background;
 #[path = "../common/mod.rs"]
 mod common;
 mod cycles;

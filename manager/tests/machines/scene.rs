@@ -1,6 +1,7 @@
 //! A store, and micro-guests that stay in it as `coppice run --detach` would leave them.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
@@ -33,6 +34,18 @@ impl Scene {
         std::fs::write(dir.path().join("base"), vec![0; DISK_BYTES]).unwrap();
         let store = Store::open(&Home::at(dir.path().join("home"))).unwrap();
         Self { dir, store, program: program("coppice-vmm") }
+    }
+
+    /// Where machines may not have their memory write-protected by themselves.
+    pub(crate) fn without_write_protection() -> Self {
+        let mut scene = Self::new();
+        let wrapper = scene.dir.path().join("coppice-vmm");
+        let vmm = scene.program.display();
+        let script = format!("#!/bin/sh\nexec setpriv --bounding-set -sys_ptrace {vmm} \"$@\"\n");
+        std::fs::write(&wrapper, script).unwrap();
+        std::fs::set_permissions(&wrapper, Permissions::from_mode(0o700)).unwrap();
+        scene.program = wrapper;
+        scene
     }
 
     pub(crate) fn machine() -> Machine {

@@ -20,7 +20,7 @@ def ids(metadata, **options):
 
 
 with (
-    sandbox(metadata={"run": run, "role": "mine"}) as first,
+    sandbox(metadata={"run": run, "role": "mine & own=1"}) as first,
     sandbox(metadata={"run": run, "role": "other"}) as second,
 ):
     both = {first.sandbox_id, second.sandbox_id}
@@ -31,7 +31,7 @@ with (
     assert [len(page) for page in pages if page] == [1, 1], pages
     assert {page[0] for page in pages if page} == both, pages
 
-    assert ids({"run": run, "role": "mine"}) == [[first.sandbox_id]]
+    assert ids({"run": run, "role": "mine & own=1"}) == [[first.sandbox_id]]
     assert ids({"run": run, "role": "none"}) == [[]]
 
     second.beta_pause()

@@ -190,6 +190,9 @@ pub enum ErrorKind {
     Kvm,
     /// A checkpoint file is damaged, of another machine, or not for this host.
     Checkpoint,
+    /// The host does not let a checkpoint's memory be copied while the machine runs; nothing was
+    /// changed.
+    NoBackgroundCopy,
     /// Any other failure of the host.
     Host,
 }

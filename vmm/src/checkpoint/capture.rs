@@ -18,10 +18,17 @@ use crate::memory::GuestRam;
 use crate::memory::backing::Backing;
 use crate::memory::pages::{self, PAGE};
 use crate::sys::mem::Buffer;
+use crate::sys::uffd::Userfaultfd;
 
 /// Why pages cannot be captured.
 #[derive(Debug, Error)]
 pub enum CaptureError {
+    /// The host does not let memory be write-protected.
+    #[error(
+        "the host does not let guest memory be write-protected for a background copy: run as root, \
+         set vm.unprivileged_userfaultfd to 1, or take the checkpoint without it"
+    )]
+    NotAllowed(#[source] io::Error),
     /// There is no memory to copy to.
     #[error("the host has no {bytes} bytes of memory to copy guest pages to")]
     Memory {
@@ -32,16 +39,28 @@ pub enum CaptureError {
         source: io::Error,
     },
     /// Pages cannot be write-protected.
-    #[error(
-        "guest memory cannot be write-protected for a background copy: run as root, set \
-         vm.unprivileged_userfaultfd to 1, or take the checkpoint without it"
-    )]
+    #[error("guest memory cannot be write-protected")]
     Protect(#[source] io::Error),
 }
 
 /// Memory made ready for a copy before the machine is paused.
 #[derive(Debug, Default)]
 pub struct Spare(Option<Buffer>);
+
+/// The host's leave to write-protect memory, to be had before the machine is stopped and its disks
+/// go over to new layers.
+#[derive(Debug)]
+pub struct Guard(Userfaultfd);
+
+impl Guard {
+    /// Asks for it.
+    ///
+    /// # Errors
+    /// [`CaptureError::NotAllowed`].
+    pub fn new() -> Result<Self, CaptureError> {
+        Userfaultfd::new().map(Self).map_err(CaptureError::NotAllowed)
+    }
+}
 
 impl Spare {
     /// Makes room for `pages` and a little more, for what the guest writes until it is paused.
@@ -130,6 +149,7 @@ impl Capture {
         ram: &Arc<GuestRam>,
         selection: Selection,
         backing: &Backing,
+        guard: Guard,
     ) -> Result<Self, CaptureError> {
         let (mut over_zeroes, mut over_files) = (Vec::new(), Vec::new());
         for run in selection.pages().runs() {
@@ -141,7 +161,7 @@ impl Capture {
         let buffer = Spare::default().take(pages)?;
         let copied = Copied::new(ram, over_files.into_iter(), buffer);
         let protected =
-            Protected::new(Arc::clone(ram), over_zeroes).map_err(CaptureError::Protect)?;
+            Protected::new(Arc::clone(ram), over_zeroes, guard.0).map_err(CaptureError::Protect)?;
         Ok(Self { selection, copied, protected: Some(protected) })
     }
 

@@ -14,7 +14,7 @@ mod protect;
 mod selection;
 mod working_set;
 
-pub use capture::{Capture, CaptureError, Spare};
+pub use capture::{Capture, CaptureError, Guard, Spare};
 pub use job::{Finished, Job, JobError, Order, Part};
 pub use selection::Selection;
 pub use working_set::{Depth, Prefetch, WorkingSet, record};

@@ -108,8 +108,11 @@ impl Protected {
     ///
     /// # Errors
     /// When the host does not allow it; nothing is protected then.
-    pub(super) fn new(ram: Arc<GuestRam>, runs: Vec<Range<u64>>) -> io::Result<Self> {
-        let uffd = Userfaultfd::new()?;
+    pub(super) fn new(
+        ram: Arc<GuestRam>,
+        runs: Vec<Range<u64>>,
+        uffd: Userfaultfd,
+    ) -> io::Result<Self> {
         let limit = pages::count(&ram);
         let mut protected = PageSet::new(limit);
         let mut registered = Vec::new();

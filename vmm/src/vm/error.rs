@@ -171,6 +171,7 @@ impl VmError {
             Self::Loader(_) | Self::Start(_) => ErrorKind::Host,
             Self::Device(e) => e.kind(),
             Self::Saved(e) => e.kind(),
+            Self::Capture(CaptureError::NotAllowed(_)) => ErrorKind::NoBackgroundCopy,
             Self::Capture(_) => ErrorKind::Memory,
             Self::Job(_) => ErrorKind::Checkpoint,
             Self::Disk { .. } => ErrorKind::Disk,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use coppice_vmm_protocol::{
-    CheckpointInfo, CheckpointSpec, DiskRollback, RollbackInfo, RollbackSpec,
+    CheckpointInfo, CheckpointSpec, DiskRollback, ErrorKind, RollbackInfo, RollbackSpec,
 };
 
 use super::{Error, Kept};
@@ -75,6 +75,23 @@ impl Kept {
                 self.settle().await?;
                 Err(error)
             }
+        }
+    }
+
+    /// As [`Kept::checkpoint`], with memory copied while the machine runs on if the host lets it
+    /// be, whatever is asked for.
+    ///
+    /// # Errors
+    /// As for [`Kept::checkpoint`].
+    pub async fn checkpoint_running(&mut self, request: CheckpointRequest) -> Result<Made, Error> {
+        let background = CheckpointRequest { background: true, ..request.clone() };
+        match self.checkpoint(background).await {
+            Err(Error::Checkpoint { source, .. })
+                if source.kind() == Some(ErrorKind::NoBackgroundCopy) =>
+            {
+                self.checkpoint(CheckpointRequest { background: false, ..request }).await
+            }
+            made => made,
         }
     }
 

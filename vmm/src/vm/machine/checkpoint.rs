@@ -11,7 +11,7 @@ use super::Machine;
 use super::fork;
 use super::saved::{MachinePart, Saved, SavedError, Shape, State, VERSION};
 use crate::boot::KernelState;
-use crate::checkpoint::{Capture, Finished, Job, JobError, Order, Part, Spare};
+use crate::checkpoint::{Capture, Finished, Guard, Job, JobError, Order, Part, Spare};
 use crate::devices::virtio::blk::{DiskError, Layering, SealedLayer};
 use crate::memory::backing::Replaced;
 use crate::memory::{backing, pages};
@@ -44,6 +44,14 @@ pub(in crate::vm) struct Written {
     pages: PageSet,
 }
 
+/// How memory is kept as it is in the pause.
+enum Means {
+    /// Write-protected, and copied while the machine runs.
+    Protect(Guard),
+    /// Copied to memory that was made ready.
+    Copy(Spare),
+}
+
 /// What is taken in the pause.
 struct Taken {
     capture: Capture,
@@ -74,17 +82,17 @@ impl Machine {
         let started = Instant::now();
         self.check_disks(order.overlays.len())?;
         let CheckpointOrder { id, file, overlays, meta, background } = order;
-        let spare = if background {
-            Spare::default()
+        let means = if background {
+            Means::Protect(Guard::new()?)
         } else {
             let pages = self.memory.estimate().map_err(memory_error)?;
-            Spare::new(pages.min(SPARE_PAGES))?
+            Means::Copy(Spare::new(pages.min(SPARE_PAGES))?)
         };
         let paused = Instant::now();
         if running {
             self.pause();
         }
-        let taken = self.take(overlays, meta, background, spare);
+        let taken = self.take(overlays, meta, means);
         if running {
             self.run();
         }
@@ -125,13 +133,7 @@ impl Machine {
     }
 
     /// Fixes the state of the paused machine. What can fail without a trace comes first.
-    fn take(
-        &mut self,
-        overlays: Vec<File>,
-        meta: String,
-        background: bool,
-        spare: Spare,
-    ) -> Result<Taken, VmError> {
+    fn take(&mut self, overlays: Vec<File>, meta: String, means: Means) -> Result<Taken, VmError> {
         let mut parts = self.state()?;
         let sealed = self.seal(overlays)?;
         for (instance, maps) in (0..).zip(&self.unsaved_maps) {
@@ -143,10 +145,9 @@ impl Machine {
         let written = self.memory.take_written().map_err(memory_error)?;
         let selection = self.memory.select(written.clone());
         let ram = self.vm.ram();
-        let capture = if background {
-            Capture::protect(ram, selection, self.memory.backing())
-        } else {
-            Capture::copy(ram, selection, spare)
+        let capture = match means {
+            Means::Protect(guard) => Capture::protect(ram, selection, self.memory.backing(), guard),
+            Means::Copy(spare) => Capture::copy(ram, selection, spare),
         };
         match capture {
             Ok(capture) => Ok(Taken { capture, parts, disks: sealed }),
