@@ -214,6 +214,19 @@ impl Kept {
         Self { vmm, agent, entry, store: store.clone() }
     }
 
+    /// Puts a machine that goes on from a checkpoint into a VMM that was prepared for its shape,
+    /// and lets it run.
+    async fn fill(&mut self, from: &Id) -> Result<(), Error> {
+        let Self { vmm, entry, store, .. } = self;
+        let (meta, tops) = store.stand_on(entry, from)?;
+        let mut parts = Parts::of_checkpoint(store, &meta, tops)?;
+        bind_vsock(&mut parts, entry)?;
+        let names = parts.names();
+        let (spec, passed) = parts.finish();
+        vmm.create(spec, passed).await.map_err(|source| names.refusal(source))?;
+        vmm.run().await.map_err(|source| names.refusal(source))
+    }
+
     /// Tells the guest who and when it is, and gives its random generator secret bytes of its own.
     ///
     /// # Errors

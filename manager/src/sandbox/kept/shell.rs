@@ -5,10 +5,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{Kept, VSOCK_NAME, bind_vsock};
+use super::{Kept, VSOCK_NAME};
 use crate::agent::Agent;
 use crate::sandbox::Error;
-use crate::sandbox::parts::Parts;
 use crate::store::{GuestSettings, Id, Machine, Name, NewSandbox, Store};
 
 /// A sandbox without content. It has to become a [`Kept`] or be discarded: when it is dropped,
@@ -77,7 +76,7 @@ impl Shell {
     /// # Errors
     /// As for [`Shell::restore`].
     pub async fn start(mut self, from: &Id) -> Result<Kept, Error> {
-        let restored = self.fill(from).await;
+        let restored = self.0.fill(from).await;
         self.0.or_nothing(restored).await.map(|(kept, ())| kept)
     }
 
@@ -87,17 +86,6 @@ impl Shell {
     /// [`Error::Kill`] when its process does not end, or the store's.
     pub async fn discard(self) -> Result<(), Error> {
         self.0.discard().await
-    }
-
-    async fn fill(&mut self, from: &Id) -> Result<(), Error> {
-        let Kept { vmm, entry, store, .. } = &mut self.0;
-        let (meta, tops) = store.stand_on(entry, from)?;
-        let mut parts = Parts::of_checkpoint(store, &meta, tops)?;
-        bind_vsock(&mut parts, entry)?;
-        let names = parts.names();
-        let (spec, passed) = parts.finish();
-        vmm.create(spec, passed).await.map_err(|source| names.refusal(source))?;
-        vmm.run().await.map_err(|source| names.refusal(source))
     }
 }
 

@@ -6,9 +6,8 @@ use std::path::Path;
 
 use coppice_agent_protocol::READY_PORT;
 
-use super::{CheckpointRequest, Kept, Made, VSOCK_NAME, bind_vsock, end_machine, start_process};
+use super::{CheckpointRequest, Kept, Made, VSOCK_NAME, end_machine, start_process};
 use crate::sandbox::Error;
-use crate::sandbox::parts::Parts;
 use crate::store::{self, Id, Store};
 
 impl Kept {
@@ -63,16 +62,9 @@ impl Kept {
     }
 
     async fn go_on(&mut self, from: &Id) -> Result<(), Error> {
-        let Self { vmm, entry, store, .. } = self;
-        let (vcpus, memory_mib) = (entry.record().machine.vcpus, entry.record().machine.memory_mib);
-        vmm.prepare(vcpus, memory_mib).await?;
-        let (meta, tops) = store.stand_on(entry, from)?;
-        let mut parts = Parts::of_checkpoint(store, &meta, tops)?;
-        bind_vsock(&mut parts, entry)?;
-        let names = parts.names();
-        let (spec, passed) = parts.finish();
-        vmm.create(spec, passed).await.map_err(|source| names.refusal(source))?;
-        vmm.run().await.map_err(|source| names.refusal(source))?;
+        let machine = &self.record().machine;
+        self.vmm.prepare(machine.vcpus, machine.memory_mib).await?;
+        self.fill(from).await?;
         self.introduce().await?;
         self.entry.set_suspended(false)?;
         Ok(())
