@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -152,7 +152,6 @@ fn a_connection_can_be_used_after_an_answer_that_does_not_need_the_body() {
         [("x-nothing: 1", "HTTP/1.1 401 "), ("e2b-sandbox-id: 0123456789ab", "HTTP/1.1 502 ")];
     for (header, wanted) in cases {
         let stream = TcpStream::connect(daemon.url.strip_prefix("http://").unwrap()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         let mut reader = BufReader::new(&stream);
         for round in 0..2 {
             let head = format!(
@@ -160,8 +159,11 @@ fn a_connection_can_be_used_after_an_answer_that_does_not_need_the_body() {
                  content-length: 5\r\n\r\n"
             );
             (&stream).write_all(head.as_bytes()).unwrap();
-            // In a segment of its own.
-            (&stream).flush().unwrap();
+            // Nothing is said before the body is there.
+            stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+            let early = stream.peek(&mut [0]).map_err(|error| error.kind());
+            assert_eq!(early, Err(ErrorKind::WouldBlock), "round {round}, {header}");
+            stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
             (&stream).write_all(b"hello").unwrap();
             let mut answer = Vec::new();
             reader.read_until(b'}', &mut answer).unwrap();
