@@ -1,7 +1,7 @@
 //! Runs sandboxes, each a microVM of its own, and speaks with the agents in them.
 //!
 //! ```text
-//! serve -> { api, gateway } -> fleet -> { registry, template -> sandbox }
+//! serve -> { api, gateway } -> fleet -> { registry, build -> template -> sandbox }
 //! sandbox -> { store, vmm, agent, image, workdir }   diff -> store -> { vmm, home }   doctor -> home
 //! ```
 //!
@@ -14,6 +14,7 @@
 
 pub mod agent;
 pub mod api;
+pub mod build;
 pub mod diff;
 pub mod doctor;
 pub mod failure;

@@ -22,6 +22,13 @@ const MAX_SAID: usize = 2000;
 pub struct Recipe {
     /// The machine.
     pub config: Config,
+    /// What is run in it.
+    pub commands: Commands,
+}
+
+/// What brings a template's machine to where it is useful.
+#[derive(Debug, Clone, Default)]
+pub struct Commands {
     /// A shell command that is started and runs on in every sandbox.
     pub start: Option<String>,
     /// A shell command that is run until it succeeds; the checkpoint is made then.
@@ -57,7 +64,8 @@ pub enum Error {
     },
 }
 
-fn said(output: &str) -> String {
+/// The last words of a process at the end of an error.
+pub(crate) fn said(output: &str) -> String {
     match output.trim() {
         "" => String::new(),
         output => format!(": {output}"),
@@ -69,8 +77,8 @@ fn said(output: &str) -> String {
 /// # Errors
 /// What went wrong; nothing is left of it then.
 pub async fn build(store: &Store, recipe: &Recipe) -> Result<Id, Error> {
-    let (mut kept, _time) = Kept::boot(store, &recipe.config, None, pending()).await?;
-    let made = match bring_up(kept.agent(), recipe).await {
+    let (mut kept, _time) = Kept::boot(store, &recipe.config, None, None, pending()).await?;
+    let made = match bring_up(kept.agent(), &recipe.commands).await {
         Ok(_started) => kept.checkpoint(CheckpointRequest::default()).await.map_err(Error::from),
         Err(error) => Err(error),
     };
@@ -82,72 +90,99 @@ pub async fn build(store: &Store, recipe: &Recipe) -> Result<Id, Error> {
 
 /// Starts what is to run and waits until it is ready. What is started runs on, whether its stream
 /// is read or not.
-async fn bring_up(agent: &Agent, recipe: &Recipe) -> Result<Option<ProcessStream>, Error> {
-    let Some(command) = &recipe.start else {
-        ready(agent, recipe).await?;
+///
+/// # Errors
+/// [`Error::Start`], [`Error::NotReady`] or [`Error::Agent`].
+pub async fn bring_up(agent: &Agent, commands: &Commands) -> Result<Option<ProcessStream>, Error> {
+    let Some(command) = &commands.start else {
+        ready(agent, commands).await?;
         return Ok(None);
     };
     let mut stream = agent.start(shell(command)).await?;
     let mut output = Vec::new();
     tokio::select! {
-        ready = ready(agent, recipe) => ready?,
-        ended = follow(&mut stream, &mut output) => {
+        ready = ready(agent, commands) => ready?,
+        ended = follow(&mut stream, |_, piece| keep(&mut output, piece)) => {
             let code = ended?;
             if code != 0 {
                 return Err(Error::Start { code, output: tail(&output) });
             }
             // It has done what it had to.
-            ready(agent, recipe).await?;
+            ready(agent, commands).await?;
         }
     }
     Ok(Some(stream))
 }
 
-async fn ready(agent: &Agent, recipe: &Recipe) -> Result<(), Error> {
-    let Some(command) = &recipe.ready else { return Ok(()) };
+async fn ready(agent: &Agent, commands: &Commands) -> Result<(), Error> {
+    let Some(command) = &commands.ready else { return Ok(()) };
     // Of the last run that said something: the time may be over before the next one does.
     let (mut output, mut now) = (Vec::new(), Vec::new());
     let until = async {
         loop {
             let mut stream = agent.start(shell(command)).await?;
-            if follow(&mut stream, &mut now).await? == 0 {
+            if follow(&mut stream, |_, piece| keep(&mut now, piece)).await? == 0 {
                 return Ok(());
             }
             output = std::mem::take(&mut now);
             sleep(READY_PAUSE).await;
         }
     };
-    match timeout(recipe.ready_timeout, until).await {
+    match timeout(commands.ready_timeout, until).await {
         Ok(done) => done,
         Err(_) => {
             let output = tail(if now.is_empty() { &output } else { &now });
-            Err(Error::NotReady { after: recipe.ready_timeout, output })
+            Err(Error::NotReady { after: commands.ready_timeout, output })
         }
     }
 }
 
+/// Where a process said something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Channel {
+    /// Its standard output.
+    Out,
+    /// Its standard error.
+    Err,
+}
+
 /// Reads what a process says to its end; its exit code.
-async fn follow(stream: &mut ProcessStream, output: &mut Vec<u8>) -> Result<u8, Error> {
+///
+/// # Errors
+/// The agent's.
+pub(crate) async fn follow(
+    stream: &mut ProcessStream,
+    mut each: impl FnMut(Channel, &[u8]),
+) -> Result<u8, agent::Error> {
     while let Some(event) = stream.next().await? {
         match event {
             ProcessEvent::Data(data) => {
-                for blob in [data.stdout, data.stderr].into_iter().flatten() {
-                    output.extend(blob.0);
+                for (channel, blob) in [(Channel::Out, data.stdout), (Channel::Err, data.stderr)] {
+                    if let Some(blob) = blob {
+                        each(channel, &blob.0);
+                    }
                 }
-                output.drain(..output.len().saturating_sub(MAX_SAID));
             }
             ProcessEvent::End(end) => return Ok(Outcome::of(&end).shell_code()),
             _ => {}
         }
     }
-    Err(Error::Agent(agent::Error::Protocol("a process without its end".into())))
+    Err(agent::Error::Protocol("a process without its end".into()))
 }
 
-fn tail(output: &[u8]) -> String {
+/// Adds to what is kept of a process' output, which is its end.
+pub(crate) fn keep(output: &mut Vec<u8>, piece: &[u8]) {
+    output.extend(piece);
+    output.drain(..output.len().saturating_sub(MAX_SAID));
+}
+
+/// What was kept of a process' output, as text.
+pub(crate) fn tail(output: &[u8]) -> String {
     String::from_utf8_lossy(output).trim().to_owned()
 }
 
-fn shell(command: &str) -> Start {
+/// A command as a login shell runs it.
+pub(crate) fn shell(command: &str) -> Start {
     let process = ProcessConfig {
         cmd: "/bin/bash".into(),
         args: vec!["-l".into(), "-c".into(), command.into()],

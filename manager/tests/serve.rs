@@ -99,7 +99,7 @@ fn every_error_has_a_code_and_a_message() {
     let daemon = Daemon::start();
     let made = daemon.key(&[]);
     let key = made["key"].as_str();
-    let cases: [(&str, &str, &[u8], u16); 13] = [
+    let cases: [(&str, &str, &[u8], u16); 22] = [
         ("GET", "/sandboxes/0123456789ab", b"", 404),
         ("GET", "/sandboxes/..%2f..%2fetc", b"", 404),
         ("DELETE", "/sandboxes/0123456789ab", b"", 404),
@@ -113,6 +113,15 @@ fn every_error_has_a_code_and_a_message() {
         ("GET", "/v2/sandboxes?limit=0", b"", 400),
         ("GET", "/v2/sandboxes?limit=x", b"", 400),
         ("GET", "/v2/sandboxes?nextToken=x", b"", 400),
+        ("POST", "/v3/templates", b"{}", 400),
+        ("POST", "/v3/templates", br#"{"name":"../x"}"#, 400),
+        ("POST", "/v3/templates", br#"{"name":"x:a/b"}"#, 400),
+        ("POST", "/v3/templates", br#"{"name":"x","memoryMB":1}"#, 400),
+        ("GET", "/templates/0123456789ab/files/..", b"", 400),
+        ("GET", "/templates/0123456789ab/files/ab", b"", 404),
+        ("GET", "/templates/aliases/none", b"", 404),
+        ("GET", "/templates/0123456789ab/builds/x/status", b"", 404),
+        ("PUT", "/uploads/none", b"x", 401),
     ];
     for (method, path, body, wanted) in cases {
         let (status, answer) = daemon.ask(method, path, key, body);
@@ -214,4 +223,65 @@ fn prometheus_reads_the_meters() {
     response.body_mut().as_reader().read_to_string(&mut text).unwrap();
     assert!(text.contains("coppice_stage_seconds_count{stage=\"create\"} 1"), "{text}");
     assert!(text.contains("coppice_sandboxes{state=\"running\"} 0"), "{text}");
+}
+
+/// A build of a template, asked for with this key: its path, and that of its start.
+fn ask_for_build(daemon: &Daemon, key: &str) -> (String, String) {
+    let (status, new) = daemon.ask("POST", "/v3/templates", Some(key), br#"{"name":"web"}"#);
+    assert_eq!(status, 202, "{new}");
+    let (template, build) = (new["templateID"].as_str().unwrap(), new["buildID"].as_str().unwrap());
+    (format!("/templates/{template}"), format!("/templates/{template}/builds/{build}"))
+}
+
+#[test]
+fn what_cannot_be_built_is_refused_and_the_build_waits_on() {
+    let daemon = Daemon::start();
+    let made = daemon.key(&[]);
+    let key = made["key"].as_str().unwrap();
+    let (_, build) = ask_for_build(&daemon, key);
+    let cases: [(&[u8], u16, &str); 6] = [
+        (b"{}", 400, "either from a template or from an image"),
+        (br#"{"fromImage":"debian:12"}"#, 400, "OCI images such as 'debian:12'"),
+        (br#"{"fromTemplate":"none"}"#, 404, "template 'none' was not found"),
+        (br#"{"fromImage":"e2bdev/base","steps":[{"type":"ADD"}]}"#, 400, "step 1 (ADD)"),
+        (br#"{"fromImage":"e2bdev/base","steps":[{"type":"RUN","args":[]}]}"#, 400, "step 1 (RUN)"),
+        (
+            br#"{"fromImage":"e2bdev/base","steps":[{"type":"COPY","args":["a","b"],"filesHash":"ab"}]}"#,
+            400,
+            "the files of 'a' were not uploaded",
+        ),
+    ];
+    for (body, wanted, text) in cases {
+        let (status, answer) = daemon.ask("POST", &format!("/v2{build}"), Some(key), body);
+        assert_eq!(status, wanted, "{answer}");
+        assert!(answer["message"].as_str().unwrap().contains(text), "{answer}");
+    }
+    let (status, answer) = daemon.ask("GET", &format!("{build}/status"), Some(key), b"");
+    assert_eq!((status, &answer["status"]), (200, &json!("waiting")), "{answer}");
+}
+
+#[test]
+fn an_upload_is_as_long_as_it_likes_and_its_tenants_alone() {
+    let daemon = Daemon::start();
+    let keys = ["first", "second"].map(|tenant| daemon.key(&["--tenant", tenant]));
+    let [key, other] = keys.each_ref().map(|key| key["key"].as_str().unwrap());
+    let (template, build) = ask_for_build(&daemon, key);
+    let place = |key: &str, template: &str| {
+        daemon.ask("GET", &format!("{template}/files/ab12"), Some(key), b"")
+    };
+    let (status, answer) = place(key, &template);
+    assert_eq!((status, &answer["present"]), (201, &json!(false)), "{answer}");
+    let url = answer["url"].as_str().unwrap();
+    let path = url.strip_prefix(&daemon.url).unwrap();
+    // Far more than any other body may have.
+    assert_eq!(daemon.ask("PUT", path, None, &vec![1; 3 << 20]).0, 200);
+    assert_eq!(place(key, &template).1["present"], json!(true));
+
+    assert_eq!(place(other, &template).0, 404);
+    let (own, _) = ask_for_build(&daemon, other);
+    assert_eq!(place(other, &own).1["present"], json!(false));
+    for (method, path) in [("GET", format!("{build}/status")), ("POST", format!("/v2{build}"))] {
+        let body = br#"{"fromImage":"e2bdev/base"}"#;
+        assert_eq!(daemon.ask(method, &path, Some(other), body).0, 404, "{method} {path}");
+    }
 }

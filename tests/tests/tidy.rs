@@ -80,15 +80,16 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
     ("doctor", &["failure", "home", "workdir"]),
     ("sandbox", &["agent", "failure", "home", "image", "random", "store", "vmm", "workdir"]),
     ("template", &["agent", "sandbox", "store"]),
+    ("build", &["agent", "store", "template"]),
     ("registry", &["random", "store"]),
     (
         "fleet",
         &[
-            "agent", "failure", "home", "random", "registry", "sandbox", "store", "template",
-            "vmm", "workdir",
+            "agent", "build", "failure", "home", "random", "registry", "sandbox", "store",
+            "template", "vmm", "workdir",
         ],
     ),
-    ("api", &["failure", "fleet", "registry", "store"]),
+    ("api", &["build", "failure", "fleet", "registry", "store"]),
     ("gateway", &["agent", "api", "failure", "fleet", "registry", "store"]),
     ("serve", &["api", "fleet", "gateway"]),
 ];

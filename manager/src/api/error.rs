@@ -67,10 +67,18 @@ impl From<fleet::Error> for Failure {
     fn from(error: fleet::Error) -> Self {
         use fleet::Error;
         let status = match &error {
-            Error::NotFound { .. } | Error::NoTemplate { .. } => StatusCode::NOT_FOUND,
-            Error::State { .. } => StatusCode::CONFLICT,
+            Error::NotFound { .. } | Error::NoTemplate { .. } | Error::NoBuild { .. } => {
+                StatusCode::NOT_FOUND
+            }
+            Error::State { .. } | Error::BuildStarted { .. } | Error::BuildBusy { .. } => {
+                StatusCode::CONFLICT
+            }
+            Error::NoUpload => StatusCode::UNAUTHORIZED,
+            Error::UploadTooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Error::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            Error::Name { .. } | Error::BuiltIn { .. } => StatusCode::BAD_REQUEST,
+            Error::Name { .. } | Error::BuiltIn { .. } | Error::Unbuildable(_) => {
+                StatusCode::BAD_REQUEST
+            }
             Error::Quota { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::Memory => StatusCode::SERVICE_UNAVAILABLE,
             Error::Sandbox(error) => status_of(error.failure().class),
@@ -79,6 +87,10 @@ impl From<fleet::Error> for Failure {
             | Error::Useless(_)
             | Error::Meters(_)
             | Error::Template(_)
+            | Error::Upload(_)
+            | Error::Step(_)
+            | Error::BringUp(_)
+            | Error::BuildTime(_)
             | Error::Agent(_)
             | Error::Registry(_)
             | Error::Random(_) => StatusCode::INTERNAL_SERVER_ERROR,

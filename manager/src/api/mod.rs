@@ -10,6 +10,7 @@ mod list;
 mod observe;
 mod sandboxes;
 mod snapshots;
+mod templates;
 mod tree;
 mod types;
 
@@ -20,7 +21,7 @@ use axum::http::StatusCode;
 use axum::http::header::{CONNECTION, CONTENT_LENGTH};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::get;
+use axum::routing::{get, put};
 use axum::{Json, Router, middleware};
 use utoipa::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityScheme};
@@ -53,6 +54,7 @@ struct Document;
 /// The API as a router, with its OpenAPI document.
 pub fn router(api: Api) -> Router {
     let fleet = Arc::clone(&api.fleet);
+    let uploads = put(templates::upload).with_state(api.clone());
     let (router, document) = described().with_state(api).split_for_parts();
     let document = Arc::new(document);
     router
@@ -68,6 +70,8 @@ pub fn router(api: Api) -> Router {
         })
         .layer(DefaultBodyLimit::disable())
         .layer(middleware::from_fn(read_whole))
+        // Not below the layer above: files are far longer than what may be in memory.
+        .route(templates::UPLOADS, uploads)
         .layer(middleware::map_response(error::in_form))
 }
 
@@ -110,6 +114,12 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(snapshots::list))
         .routes(routes!(snapshots::remove))
         .routes(routes!(snapshots::fork))
+        .routes(routes!(templates::create))
+        .routes(routes!(templates::list))
+        .routes(routes!(templates::alias))
+        .routes(routes!(templates::place))
+        .routes(routes!(templates::start))
+        .routes(routes!(templates::status))
         .routes(routes!(tree::roll_back))
         .routes(routes!(tree::show))
         .routes(routes!(observe::metrics))

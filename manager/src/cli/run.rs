@@ -147,7 +147,7 @@ async fn detach(args: &Args) -> u8 {
         Ok(prepared) => prepared,
         Err(failure) => return super::fail_as(&failure, args.how.json),
     };
-    match Kept::boot(&store, &config, args.name.clone(), signals.next()).await {
+    match Kept::boot(&store, &config, None, args.name.clone(), signals.next()).await {
         Ok((kept, time)) => {
             let ms = time.until_ready.as_secs_f64() * 1000.0;
             super::print(&super::created(kept.record(), Some(ms), args.how.json))

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use coppice_manager::failure::{Class, Failure, chain};
 use coppice_manager::home::Home;
-use coppice_manager::registry::{Registry, Template, TemplateKind, Tenant, now_ms};
+use coppice_manager::registry::{DEFAULT_TAG, Registry, Template, TemplateKind, Tenant, now_ms};
 use coppice_manager::sandbox::Config;
-use coppice_manager::store::{Id, Name, Store};
-use coppice_manager::template::{self, Recipe};
+use coppice_manager::store::{GuestSettings, Id, Name, Store};
+use coppice_manager::template::{self, Commands, Recipe};
 use coppice_manager::{vmm, workdir};
 use serde_json::json;
 
@@ -140,7 +140,8 @@ async fn build(args: &Build) -> Result<String, Failure> {
         boot_timeout: Duration::from_secs(120),
     };
     let (start, ready) = (args.start.clone(), args.ready.clone());
-    let recipe = Recipe { config, start, ready, ready_timeout: args.ready_timeout };
+    let commands = Commands { start, ready, ready_timeout: args.ready_timeout };
+    let recipe = Recipe { config, commands };
     let checkpoint = template::build(&store, &recipe).await.map_err(build_failed)?;
     let new = Template {
         id: checkpoint.to_string(),
@@ -149,6 +150,8 @@ async fn build(args: &Build) -> Result<String, Failure> {
         name: Some(args.name.to_string()),
         checkpoint,
         sandbox: None,
+        tags: vec![DEFAULT_TAG.into()],
+        defaults: GuestSettings::default(),
         created_ms: now_ms(),
     };
     let replaced = registry.replace_template(&new).map_err(|error| registry_failed(&error))?;

@@ -40,6 +40,8 @@ impl Fleet {
     /// The registry's.
     pub async fn adopt(self: &Arc<Self>) -> Result<Adopted, Error> {
         self.remove_shells().await?;
+        self.uploads.clear_parts();
+        self.registry.interrupt_builds("the daemon ended while the template was built")?;
         let mut adopted = Adopted::default();
         for row in self.registry.sandboxes()? {
             let (id, member) = (row.id.clone(), Arc::new(Member::new(row)));

@@ -40,13 +40,13 @@ pub struct Order {
 }
 
 /// A new sandbox on its way.
-struct Birth {
-    row: Row,
-    from: Id,
-    machine: Machine,
-    guest: GuestSettings,
+pub(super) struct Birth {
+    pub(super) row: Row,
+    pub(super) from: Id,
+    pub(super) machine: Machine,
+    pub(super) guest: GuestSettings,
     /// What it is put into, if that was prepared.
-    shell: Option<Shell>,
+    pub(super) shell: Option<Shell>,
 }
 
 impl Fleet {
@@ -80,7 +80,7 @@ impl Fleet {
             self.registry.remember(&order.tenant, key, request, &row.id)?;
         }
         let access_token = order.secure.then(token).transpose()?;
-        let guest = GuestSettings { access_token, envs: order.envs };
+        let guest = template.defaults.overlaid(access_token, order.envs);
         let birth = Birth { row, from: template.checkpoint, machine, guest, shell };
         self.bear(birth, order.timeout_ms).await
     }
@@ -120,12 +120,7 @@ impl Fleet {
         count: usize,
         timeout_ms: u64,
     ) -> Result<Vec<Result<Arc<Member>, Error>>, Error> {
-        let (store, id) = (self.store.clone(), parent.id().clone());
-        let guest =
-            blocking(
-                move || async move { store.look_at(&id).map(|view| view.record().guest.clone()) },
-            );
-        let guest = guest.await?;
+        let guest = self.told(parent.id()).await?;
         let machine = self.machine_of(from).await?;
         let mut births = JoinSet::new();
         for _ in 0..count {
@@ -148,7 +143,7 @@ impl Fleet {
         Ok(births.join_all().await)
     }
 
-    async fn machine_of(&self, checkpoint: &Id) -> Result<Machine, Error> {
+    pub(super) async fn machine_of(&self, checkpoint: &Id) -> Result<Machine, Error> {
         let (store, id) = (self.store.clone(), checkpoint.clone());
         Ok(blocking(move || async move { store.checkpoint(&id) }).await?.machine)
     }
@@ -210,7 +205,7 @@ impl Fleet {
     }
 
     /// Enters a new sandbox under the tenant's quota.
-    fn announce(&self, row: &Row) -> Result<Arc<Member>, Error> {
+    pub(super) fn announce(&self, row: &Row) -> Result<Arc<Member>, Error> {
         if free_memory().is_some_and(|free| free < self.settings.reserve) {
             return Err(Error::Memory);
         }
@@ -226,7 +221,7 @@ impl Fleet {
         Ok(member)
     }
 
-    async fn start(&self, member: &Member, birth: Birth) -> Result<Kept, Error> {
+    pub(super) async fn start(&self, member: &Member, birth: Birth) -> Result<Kept, Error> {
         let (store, program) = (self.store.clone(), self.settings.vmm.clone());
         let id = member.id().clone();
         let queue = self.meters.stage("queue");
@@ -263,7 +258,7 @@ impl Fleet {
     }
 
     /// The template or snapshot that a reference means for a tenant.
-    async fn template(
+    pub(super) async fn template(
         self: &Arc<Self>,
         tenant: &Tenant,
         reference: &str,
@@ -278,7 +273,7 @@ impl Fleet {
 }
 
 /// Runs a command in a guest and waits for its end.
-async fn prove(agent: &Agent) -> Result<(), Error> {
+pub(super) async fn prove(agent: &Agent) -> Result<(), Error> {
     let mut start = Start::default();
     start.process.cmd = "true".into();
     let mut stream = agent.start(start).await?;
@@ -291,7 +286,8 @@ async fn prove(agent: &Agent) -> Result<(), Error> {
     Err(Error::Useless("its end was not told".into()))
 }
 
-fn token() -> Result<String, Error> {
+/// An unguessable text.
+pub(super) fn token() -> Result<String, Error> {
     use base64::Engine as _;
     let bytes = random_bytes::<TOKEN>().map_err(Error::Random)?;
     Ok(base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes))

@@ -57,6 +57,50 @@ pub enum Error {
         /// As asked for.
         reference: String,
     },
+    /// There is no such build of a template, or it is another tenant's.
+    #[error("build {id} was not found")]
+    NoBuild {
+        /// As asked for.
+        id: String,
+    },
+    /// The build was started before.
+    #[error("build {id} was started already: ask for a new one")]
+    BuildStarted {
+        /// The build.
+        id: String,
+    },
+    /// A template of this name is being built.
+    #[error("template '{name}' is being built: wait until it is ready")]
+    BuildBusy {
+        /// The name.
+        name: String,
+    },
+    /// What is asked for cannot be built.
+    #[error("{0}")]
+    Unbuildable(String),
+    /// An upload's address is not known, or not any more.
+    #[error("the upload's address is not known or not valid any more: ask for a new one")]
+    NoUpload,
+    /// An upload is too long.
+    #[error("an upload has at most {} MiB, and those of a tenant {} MiB", each >> 20, all >> 20)]
+    UploadTooLong {
+        /// The most bytes of one.
+        each: u64,
+        /// The most bytes of all.
+        all: u64,
+    },
+    /// An upload cannot be kept.
+    #[error("the upload cannot be kept")]
+    Upload(#[source] std::io::Error),
+    /// A step of a build failed.
+    #[error("a step of the build failed")]
+    Step(#[from] crate::build::Error),
+    /// The commands at the end of a build failed.
+    #[error("the template's commands failed")]
+    BringUp(#[source] Box<template::Error>),
+    /// A build took too long.
+    #[error("the build took longer than {} minutes", .0.as_secs() / 60)]
+    BuildTime(std::time::Duration),
     /// The built-in template cannot be made.
     #[error("the built-in template failed")]
     Template(#[source] Box<template::Error>),

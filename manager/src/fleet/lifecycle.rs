@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::create::joined;
 use super::{Error, Fleet, Member, blocking};
-use crate::registry::{Row, State, Template, TemplateKind, Tenant, now_ms};
+use crate::registry::{DEFAULT_TAG, Row, State, Template, TemplateKind, Tenant, now_ms};
 use crate::sandbox::{CheckpointRequest, Guest, Kept};
-use crate::store::{self, Id, Name};
+use crate::store::{self, GuestSettings, Id, Name};
 
 /// Label of the checkpoint that a sandbox is suspended at.
 const PAUSE_LABEL: &str = "coppice.pause";
@@ -201,6 +201,7 @@ impl Fleet {
                 (State::Paused, Some(pause)) => pause,
                 (state, _) => return Err(Error::State { id: row.id.to_string(), state }),
             };
+            let guest = fleet.told(member.id()).await?;
             let template = Template {
                 id: checkpoint.to_string(),
                 tenant: Some(row.tenant),
@@ -208,6 +209,8 @@ impl Fleet {
                 name,
                 checkpoint,
                 sandbox: Some(row.id),
+                tags: vec![DEFAULT_TAG.into()],
+                defaults: GuestSettings { access_token: None, ..guest },
                 created_ms: now_ms(),
             };
             fleet.registry.put_template(&template)?;
@@ -256,6 +259,14 @@ impl Fleet {
         let removed = self.registry.remove_template(tenant, &found.id)?.ok_or_else(none)?;
         self.hide(&removed.checkpoint).await;
         Ok(())
+    }
+
+    /// What the guest of a sandbox was told.
+    pub(super) async fn told(&self, id: &Id) -> Result<GuestSettings, Error> {
+        let (store, id) = (self.store.clone(), id.clone());
+        let told =
+            move || async move { store.look_at(&id).map(|view| view.record().guest.clone()) };
+        Ok(blocking(told).await?)
     }
 
     /// A checkpoint of a running sandbox.

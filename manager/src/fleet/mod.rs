@@ -11,6 +11,7 @@
 //! done, so that a restart can finish it.
 
 mod adopt;
+mod build;
 mod create;
 mod error;
 mod expiry;
@@ -21,6 +22,7 @@ mod metrics;
 mod pool;
 mod template;
 mod tree;
+mod upload;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -29,14 +31,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore};
 
 pub use adopt::Adopted;
+pub use build::{BuildRequest, Built};
 pub use create::Order;
 pub use error::Error;
 pub use member::{Member, Shown};
 pub use metrics::Sample;
 pub use tree::{Checkpoint, Marked};
+pub use upload::Upload;
 
+use build::Builds;
 use meters::Meters;
 use pool::Pool;
+use upload::Uploads;
 
 use crate::home::Home;
 use crate::registry::{Registry, Tenant};
@@ -73,6 +79,8 @@ pub struct Fleet {
     pool: Pool,
     /// Held while the built-in template is made.
     base: tokio::sync::Mutex<()>,
+    builds: Builds,
+    uploads: Uploads,
 }
 
 impl Fleet {
@@ -84,6 +92,7 @@ impl Fleet {
         let store = Store::open(&settings.home)?;
         let registry = Arc::new(Registry::open(settings.home.path())?);
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let uploads = Uploads::below(settings.home.path());
         Ok(Arc::new(Self {
             settings,
             store,
@@ -94,6 +103,8 @@ impl Fleet {
             pool: Pool::default(),
             starts: Semaphore::new(cpus.saturating_mul(STARTS_PER_CPU)),
             base: tokio::sync::Mutex::new(()),
+            builds: Builds::default(),
+            uploads,
         }))
     }
 

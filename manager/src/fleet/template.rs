@@ -4,18 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Error, Fleet, blocking};
-use crate::registry::{Template, TemplateKind, now_ms};
+use crate::registry::{DEFAULT_TAG, Template, TemplateKind, now_ms};
 use crate::sandbox::Config;
-use crate::store::Id;
-use crate::template::{self, Recipe};
+use crate::store::{GuestSettings, Id};
+use crate::template::{self, Commands, Recipe};
 
 /// Its name and ID.
 pub(super) const BASE: &str = "base";
 /// The kernel it is booted with.
 const KERNEL: &str = "agent";
 /// Its machine's memory in MiB and number of vCPUs: what E2B's own base has.
-const MEMORY_MIB: u32 = 512;
-const VCPUS: u8 = 2;
+pub(super) const MEMORY_MIB: u32 = 512;
+pub(super) const VCPUS: u8 = 2;
 /// How long it may take to boot; emulated hosts are slow.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -30,7 +30,7 @@ impl Fleet {
         }
         let (store, config) = (self.store.clone(), self.base_config()?);
         tracing::info!("making the built-in template");
-        let recipe = Recipe { config, start: None, ready: None, ready_timeout: Duration::ZERO };
+        let recipe = Recipe { config, commands: Commands::default() };
         let checkpoint = blocking(move || async move { template::build(&store, &recipe).await });
         let template = Template {
             id: BASE.into(),
@@ -39,6 +39,8 @@ impl Fleet {
             name: Some(BASE.into()),
             checkpoint: checkpoint.await.map_err(|error| Error::Template(Box::new(error)))?,
             sandbox: None,
+            tags: vec![DEFAULT_TAG.into()],
+            defaults: GuestSettings::default(),
             created_ms: now_ms(),
         };
         self.registry.put_template(&template)?;
@@ -53,7 +55,7 @@ impl Fleet {
         blocking(move || async move { store.checkpoint(&id).is_ok() }).await
     }
 
-    fn base_config(&self) -> Result<Config, Error> {
+    pub(super) fn base_config(&self) -> Result<Config, Error> {
         let home = &self.settings.home;
         Ok(Config {
             vmm: self.settings.vmm.clone(),

@@ -5,6 +5,7 @@
 //! change is one transaction that is on disk before it is acknowledged. The calls take well under
 //! a millisecond, so they are made on the daemon's thread.
 
+mod builds;
 mod events;
 mod idempotency;
 mod keys;
@@ -21,14 +22,15 @@ use rusqlite::Connection;
 use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
 
+pub use builds::{Build, BuildState};
 pub use events::Event;
 pub use idempotency::Earlier;
 pub use keys::{ApiKey, NewKey, Tenant};
 pub use sandboxes::{OnTimeout, Row, State};
-pub use templates::{Template, TemplateKind};
+pub use templates::{DEFAULT_TAG, Template, TemplateKind};
 
 /// Version of the tables, kept in `user_version`.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 /// How long to wait for another process, such as `coppice key`, to finish its change.
 const BUSY: Duration = Duration::from_secs(10);
 
@@ -54,6 +56,13 @@ const TABLES: &str = "
         sandbox TEXT NOT NULL, kind TEXT NOT NULL, text TEXT NOT NULL
     ) STRICT;
     CREATE INDEX events_of_sandboxes ON events (sandbox, number);
+";
+
+/// What version 2 has besides.
+const BUILDS: &str = "
+    CREATE TABLE builds (
+        id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created_ms INTEGER NOT NULL, body TEXT NOT NULL
+    ) STRICT;
 ";
 
 /// Failures of the registry.
@@ -117,6 +126,11 @@ impl Registry {
         match change.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))? {
             0 => {
                 change.execute_batch(TABLES)?;
+                change.execute_batch(BUILDS)?;
+                change.pragma_update(None, "user_version", VERSION)?;
+            }
+            1 => {
+                change.execute_batch(BUILDS)?;
                 change.pragma_update(None, "user_version", VERSION)?;
             }
             VERSION => {}

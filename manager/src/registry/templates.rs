@@ -4,7 +4,10 @@ use rusqlite::{OptionalExtension as _, params};
 use serde::{Deserialize, Serialize};
 
 use super::{Error, Registry, Tenant};
-use crate::store::Id;
+use crate::store::{GuestSettings, Id};
+
+/// The tag that a template without one has, and that a name without one means.
+pub const DEFAULT_TAG: &str = "default";
 
 /// How a template came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,8 +34,35 @@ pub struct Template {
     pub checkpoint: Id,
     /// The sandbox it is a snapshot of.
     pub sandbox: Option<Id>,
+    /// Which of those with its name it is: at least one tag.
+    #[serde(default = "default_tags")]
+    pub tags: Vec<String>,
+    /// What guests of sandboxes made from it are told, under what their makers say.
+    #[serde(default, skip_serializing_if = "GuestSettings::is_empty")]
+    pub defaults: GuestSettings,
     /// When it was made, in milliseconds since 1970.
     pub created_ms: u64,
+}
+
+fn default_tags() -> Vec<String> {
+    vec![DEFAULT_TAG.into()]
+}
+
+impl Template {
+    /// Whether a reference means it: its ID, its name, or its name and one of its tags.
+    fn is_meant_by(&self, reference: &str) -> bool {
+        let Some(name) = &self.name else { return self.id == reference };
+        let tag = reference.strip_prefix(name.as_str()).and_then(|rest| rest.strip_prefix(':'));
+        self.id == reference
+            || name == reference
+            || tag.is_some_and(|tag| self.tags.iter().any(|own| own == tag))
+    }
+
+    /// The order of those with a name: the last is what the name means. While one is replaced
+    /// there are two.
+    fn rank(&self) -> (bool, u64) {
+        (self.tags.iter().any(|tag| tag == DEFAULT_TAG), self.created_ms)
+    }
 }
 
 impl Registry {
@@ -55,20 +85,29 @@ impl Registry {
         Ok(())
     }
 
-    /// Adds a template instead of those of its owner with its name, which are returned.
+    /// Adds a template, and takes its tags from those of its owner with its name; those that have
+    /// no tag then are removed and returned.
     ///
     /// # Errors
     /// SQLite's, or [`Error::Row`].
     pub fn replace_template(&self, template: &Template) -> Result<Vec<Template>, Error> {
-        let mut replaced = self.all_templates()?;
-        replaced.retain(|old| {
-            (old.kind, &old.tenant, &old.name) == (template.kind, &template.tenant, &template.name)
-                && old.id != template.id
-        });
+        let mut replaced = Vec::new();
         // The new one first: there is always one with the name.
         self.put_template(template)?;
-        for old in &replaced {
-            self.drop_template(&old.id)?;
+        for old in self.all_templates()? {
+            let same = (old.kind, &old.tenant, &old.name)
+                == (template.kind, &template.tenant, &template.name);
+            if !same || old.id == template.id {
+                continue;
+            }
+            let tags = old.tags.iter().filter(|tag| !template.tags.contains(tag)).cloned();
+            let tags: Vec<String> = tags.collect();
+            if tags.is_empty() {
+                self.drop_template(&old.id)?;
+                replaced.push(old);
+            } else if tags.len() < old.tags.len() {
+                self.put_template(&Template { tags, ..old })?;
+            }
         }
         Ok(replaced)
     }
@@ -96,20 +135,16 @@ impl Registry {
         Ok(())
     }
 
-    /// The template with this ID or name that a tenant may use; its own go before everybody's.
+    /// The template with this ID, name or `name:tag` that a tenant may use; its own go before everybody's.
     ///
     /// # Errors
     /// SQLite's, or [`Error::Row`].
     pub fn template(&self, tenant: &Tenant, reference: &str) -> Result<Option<Template>, Error> {
         let usable = self.templates(tenant)?;
-        let is = |template: &&Template| {
-            template.id == reference || template.name.as_deref() == Some(reference)
-        };
-        // The newest of a name: while it is replaced there are two.
+        let is = |template: &&Template| template.is_meant_by(reference);
         let own = usable.iter().filter(is).filter(|template| template.tenant.is_some());
-        let newest = |template: &&Template| template.created_ms;
-        let own = own.max_by_key(newest);
-        Ok(own.or_else(|| usable.iter().filter(is).max_by_key(newest)).cloned())
+        let own = own.max_by_key(|template| template.rank());
+        Ok(own.or_else(|| usable.iter().filter(is).max_by_key(|found| found.rank())).cloned())
     }
 
     /// The template of this name that is everybody's.

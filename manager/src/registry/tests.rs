@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 
 use super::*;
-use crate::store::Id;
+use crate::store::{GuestSettings, Id};
 
 fn registry() -> (tempfile::TempDir, Registry) {
     let dir = tempfile::tempdir().unwrap();
@@ -41,6 +41,8 @@ fn template(tenant: Option<Tenant>, name: &str) -> Template {
         name: Some(name.into()),
         checkpoint,
         sandbox: None,
+        tags: vec![DEFAULT_TAG.into()],
+        defaults: GuestSettings::default(),
         created_ms: 0,
     }
 }
@@ -167,4 +169,91 @@ fn a_later_version_is_refused() {
     registry.connection().pragma_update(None, "user_version", 99).unwrap();
     drop(registry);
     assert!(matches!(Registry::open(dir.path()), Err(Error::Version { found: 99 })));
+}
+
+#[test]
+fn a_tag_means_the_template_that_was_built_with_it_last() {
+    let (_dir, registry) = registry();
+    let owner = tenant("a");
+    let tagged = |tags: &[&str], created_ms| Template {
+        tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+        created_ms,
+        ..template(Some(owner.clone()), "web")
+    };
+    let meant =
+        |reference: &str| registry.template(&owner, reference).unwrap().map(|template| template.id);
+    let (first, second) = (tagged(&["default", "v1"], 1), tagged(&["v2", "v1"], 2));
+    registry.replace_template(&first).unwrap();
+    assert_eq!(registry.replace_template(&second).unwrap(), []);
+    for (reference, template) in [("web", &first), ("web:default", &first), ("web:v1", &second)] {
+        assert_eq!(meant(reference).as_ref(), Some(&template.id), "{reference}");
+    }
+    assert_eq!(meant("web:v3"), None);
+    let third = tagged(&["default"], 3);
+    let replaced = registry.replace_template(&third).unwrap();
+    assert_eq!(replaced.into_iter().map(|old| old.id).collect::<Vec<_>>(), [first.id]);
+    assert_eq!(meant("web"), Some(third.id));
+}
+
+fn build(owner: &str, created_ms: u64) -> Build {
+    Build {
+        id: format!("{created_ms}"),
+        template: Id::new().unwrap().into(),
+        tenant: tenant(owner),
+        name: "web".into(),
+        tags: vec![DEFAULT_TAG.into()],
+        vcpus: None,
+        memory_mib: None,
+        state: BuildState::Building,
+        step: None,
+        reason: None,
+        created_ms,
+    }
+}
+
+#[test]
+fn a_build_is_its_tenants_alone() {
+    let (_dir, registry) = registry();
+    let own = build("a", 1);
+    registry.put_build(&own).unwrap();
+    assert_eq!(registry.build(&tenant("b"), &own.id).unwrap(), None);
+    assert_eq!(registry.builds(&tenant("b")).unwrap(), []);
+    assert_eq!(registry.build(&tenant("a"), &own.id).unwrap(), Some(own));
+}
+
+#[test]
+fn builds_under_way_are_failed_once_nobody_works_on_them() {
+    let (_dir, registry) = registry();
+    let waiting = Build { state: BuildState::Waiting, ..build("a", 1) };
+    registry.put_build(&waiting).unwrap();
+    registry.put_build(&build("a", 2)).unwrap();
+    registry.interrupt_builds("no daemon").unwrap();
+    let found = registry.build(&tenant("a"), "2").unwrap().unwrap();
+    assert_eq!((found.state, found.reason.as_deref()), (BuildState::Error, Some("no daemon")));
+    assert_eq!(registry.build(&tenant("a"), "1").unwrap(), Some(waiting));
+}
+
+#[test]
+fn old_builds_are_forgotten_and_those_of_others_are_not() {
+    let (_dir, registry) = registry();
+    registry.put_build(&build("b", 0)).unwrap();
+    for number in 1..=501 {
+        registry.put_build(&build("a", number)).unwrap();
+    }
+    assert_eq!(registry.build(&tenant("a"), "1").unwrap(), None);
+    assert_eq!(registry.builds(&tenant("a")).unwrap().len(), 500);
+    assert_eq!(registry.builds(&tenant("b")).unwrap().len(), 1);
+}
+
+#[test]
+fn a_registry_of_the_first_version_is_brought_up_to_date() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = Connection::open(dir.path().join("manager.db")).unwrap();
+    old.execute_batch(TABLES).unwrap();
+    old.pragma_update(None, "user_version", 1).unwrap();
+    drop(old);
+    for _ in 0..2 {
+        let registry = Registry::open(dir.path()).unwrap();
+        registry.put_build(&build("a", 1)).unwrap();
+    }
 }

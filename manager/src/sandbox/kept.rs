@@ -98,14 +98,15 @@ impl Guest {
 }
 
 impl Kept {
-    /// Boots a sandbox that stays when this process ends; on failure nothing is left of it, nor
-    /// when `interrupt` comes first, with a signal's number.
+    /// Boots a sandbox that stays when this process ends, with this ID or a new one; on failure
+    /// nothing is left of it, nor when `interrupt` comes first, with a signal's number.
     ///
     /// # Errors
     /// As for [`super::Sandbox::start`], the store's, or [`Error::Interrupted`].
     pub async fn boot(
         store: &Store,
         config: &Config,
+        id: Option<Id>,
         name: Option<Name>,
         interrupt: impl Future<Output = u8>,
     ) -> Result<(Self, BootTime), Error> {
@@ -114,7 +115,7 @@ impl Kept {
         let (mut console, output) = Console::open().map_err(Error::Console)?;
         parts.add_console(output)?;
         let disks = parts.disks().to_vec();
-        let new = NewSandbox { id: None, name, machine, disks };
+        let new = NewSandbox { id, name, machine, disks };
         let (entry, tops) = store.create_sandbox(new)?;
         let started = Instant::now();
         let (kept, (parts, ready)) = Self::start(store, entry, &config.vmm, |entry| {
@@ -244,7 +245,8 @@ impl Kept {
         let init = Init {
             access_token: Some(record.guest.access_token.clone().unwrap_or_default()),
             envs: Some(record.guest.envs.clone()),
-            ..Init::default()
+            default_user: Some(record.guest.default_user.clone().unwrap_or_default()),
+            default_workdir: Some(record.guest.default_workdir.clone().unwrap_or_default()),
         };
         let told = async {
             self.agent.set_identity(&identity).await?;

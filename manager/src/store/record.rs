@@ -215,11 +215,27 @@ pub struct GuestSettings {
     /// Variables that every process has.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub envs: BTreeMap<String, String>,
+    /// The user that requests act as which name none; the agent's default when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_user: Option<String>,
+    /// Where processes start which name no directory, an absolute path; the user's home when
+    /// absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_workdir: Option<String>,
 }
 
 impl GuestSettings {
-    fn is_empty(&self) -> bool {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// The same for a guest with this token and these variables, which go before its own.
+    #[must_use]
+    pub fn overlaid(&self, access_token: Option<String>, envs: BTreeMap<String, String>) -> Self {
+        let mut settings = Self { access_token, ..self.clone() };
+        settings.envs.extend(envs);
+        settings
     }
 }
 
