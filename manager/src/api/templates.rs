@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse as _, Response};
 use http_body_util::BodyExt as _;
 use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Caller;
@@ -18,7 +19,7 @@ use super::types::{parse, rfc3339};
 use super::{Api, ErrorBody, Failure};
 use crate::build::{Entry, Level, Parent, RawStep, Spec, SpecError, Step, is_hash};
 use crate::failure::chain;
-use crate::fleet::{BuildRequest, Error, Upload};
+use crate::fleet::{BuildRequest, Error, UPLOAD_TIME, Upload};
 use crate::registry::{Build, BuildState, Template, TemplateKind};
 
 /// Path below which files are uploaded.
@@ -123,7 +124,8 @@ pub(super) async fn upload(
         let upload = receive(api.fleet.begin_upload(&secret).await?, body).await?;
         Ok::<_, Failure>(upload.finish().await?)
     };
-    match received.await {
+    let late = || Failure::new(StatusCode::REQUEST_TIMEOUT, "the upload takes too long");
+    match timeout(UPLOAD_TIME, received).await.unwrap_or_else(|_| Err(late())) {
         Ok(()) => StatusCode::OK.into_response(),
         Err(failure) => ([(CONNECTION, "close")], failure).into_response(),
     }

@@ -81,6 +81,12 @@ pub enum Error {
     /// An upload's address is not known, or not any more.
     #[error("the upload's address is not known or not valid any more: ask for a new one")]
     NoUpload,
+    /// The tenant uploads as many files at a time as it may.
+    #[error("{limit} files are being uploaded already: wait until one is there")]
+    Uploads {
+        /// The limit.
+        limit: usize,
+    },
     /// An upload is too long.
     #[error("an upload has at most {} MiB, and those of a tenant {} MiB", each >> 20, all >> 20)]
     UploadTooLong {

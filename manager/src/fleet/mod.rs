@@ -37,7 +37,7 @@ pub use error::Error;
 pub use member::{Member, Shown};
 pub use metrics::Sample;
 pub use tree::{Checkpoint, Marked};
-pub use upload::Upload;
+pub use upload::{Upload, VALID as UPLOAD_TIME};
 
 use build::Builds;
 use meters::Meters;

@@ -17,7 +17,7 @@ use tokio::fs::File;
 use tokio::io::AsyncWriteExt as _;
 
 use super::create::token;
-use super::{Error, Fleet};
+use super::{Error, Fleet, blocking};
 use crate::registry::Tenant;
 use crate::store::Id;
 
@@ -25,8 +25,10 @@ use crate::store::Id;
 const MAX_UPLOAD: u64 = 2 << 30;
 /// The most bytes of a tenant's uploads.
 const MAX_ALL: u64 = 8 << 30;
-/// How long an address can be used.
-const VALID: Duration = Duration::from_secs(60 * 60);
+/// The most uploads of a tenant that are on their way at a time.
+const MAX_PARTS: usize = 4;
+/// How long an address can be used, and an upload may take.
+pub const VALID: Duration = Duration::from_secs(60 * 60);
 /// The most addresses of a tenant that are valid at a time.
 const MAX_GRANTS: usize = 500;
 /// How long what is not used stays.
@@ -87,27 +89,10 @@ impl Uploads {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes what nobody used for long; how many bytes of a tenant stay.
-    fn tidy(&self, tenant: &Tenant) -> io::Result<u64> {
-        let (prefix, mut used) = (tenant_prefix(tenant), 0_u64);
-        for entry in fs::read_dir(&self.directory)? {
-            let entry = entry?;
-            // It may be gone by now.
-            let Ok(meta) = entry.metadata() else { continue };
-            let age = meta.modified().ok().and_then(|at| at.elapsed().ok()).unwrap_or_default();
-            if age > UNUSED {
-                fs::remove_file(entry.path())?;
-            } else if entry.file_name().to_string_lossy().starts_with(&prefix) {
-                used = used.saturating_add(meta.size());
-            }
-        }
-        Ok(used)
-    }
-
     /// Removes what an earlier daemon did not receive to its end.
     pub(super) fn clear_parts(&self) {
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
-            if entry.path().extension().is_some_and(|ending| ending == PART) {
+            if is_part(&entry.path()) {
                 // What stays is removed with what nobody uses.
                 let _ = fs::remove_file(entry.path());
             }
@@ -116,9 +101,12 @@ impl Uploads {
 
     async fn begin(&self, token: &str) -> Result<Upload, Error> {
         let grant = self.granted(token).ok_or(Error::NoUpload)?;
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory);
-        made.map_err(Error::Upload)?;
-        let used = self.tidy(&grant.tenant).map_err(Error::Upload)?;
+        let (directory, prefix) = (self.directory.clone(), tenant_prefix(&grant.tenant));
+        let found = blocking(move || async move { tidy(&directory, &prefix) });
+        let Found { bytes, parts } = found.await.map_err(Error::Upload)?;
+        if parts >= MAX_PARTS {
+            return Err(Error::Uploads { limit: MAX_PARTS });
+        }
         let path = self.directory.join(file_name(&grant.tenant, &grant.hash));
         let id = Id::new().map_err(Error::Random)?;
         let part = format!("{}{id}.{PART}", tenant_prefix(&grant.tenant));
@@ -126,9 +114,40 @@ impl Uploads {
         let mut options = tokio::fs::OpenOptions::new();
         let opened = options.write(true).create_new(true).mode(0o600).open(&part.0).await;
         let file = opened.map_err(Error::Upload)?;
-        let room = MAX_UPLOAD.min(MAX_ALL.saturating_sub(used));
+        let room = MAX_UPLOAD.min(MAX_ALL.saturating_sub(bytes));
         Ok(Upload { file, part, path, room })
     }
+}
+
+/// What a tenant has in the directory.
+#[derive(Debug, Default)]
+struct Found {
+    bytes: u64,
+    /// Uploads on their way.
+    parts: usize,
+}
+
+/// Makes the directory, removes what nobody used for long, and looks what there is of a tenant.
+fn tidy(directory: &Path, prefix: &str) -> io::Result<Found> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let mut found = Found::default();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        // It may be gone by now.
+        let Ok(meta) = entry.metadata() else { continue };
+        let age = meta.modified().ok().and_then(|at| at.elapsed().ok()).unwrap_or_default();
+        if age > UNUSED {
+            fs::remove_file(entry.path())?;
+        } else if entry.file_name().to_string_lossy().starts_with(prefix) {
+            found.bytes = found.bytes.saturating_add(meta.size());
+            found.parts += usize::from(is_part(&entry.path()));
+        }
+    }
+    Ok(found)
+}
+
+fn is_part(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == PART)
 }
 
 fn hex(text: &[u8]) -> String {
@@ -268,6 +287,22 @@ mod tests {
         for secret in ["", "../12", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"] {
             assert!(matches!(uploads.begin(secret).await, Err(Error::NoUpload)), "{secret}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_tenant_uploads_a_few_files_at_a_time() {
+        let (_dir, uploads) = uploads();
+        let secret = uploads.grant(&tenant("a"), "12").unwrap();
+        let mut begun = Vec::new();
+        for _ in 0..MAX_PARTS {
+            begun.push(uploads.begin(&secret).await.unwrap());
+        }
+        let refused = uploads.begin(&secret).await;
+        assert!(matches!(refused, Err(Error::Uploads { .. })), "{refused:?}");
+        let other = uploads.grant(&tenant("b"), "12").unwrap();
+        uploads.begin(&other).await.unwrap();
+        begun.pop();
+        uploads.begin(&secret).await.unwrap();
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The daemon and its API, with real guests behind it.
 
+mod builds;
 mod client;
 mod faults;
 mod lifecycle;
