@@ -327,8 +327,15 @@ impl Fleet {
                 log.add(Level::Info, Some(LAST), "the machine's state is being kept");
                 self.keep(build, kept, defaults).await.map_err(at(LAST))
             }
-            Ok(Err(failed)) => Err(failed),
-            Err(_) => Err(Failed { step: LAST.into(), error: Error::BuildTime(BUILD_TIME) }),
+            Ok(Err(failed)) => {
+                // Its lock is taken again when it is removed.
+                drop(kept);
+                Err(failed)
+            }
+            Err(_) => {
+                drop(kept);
+                Err(Failed { step: LAST.into(), error: Error::BuildTime(BUILD_TIME) })
+            }
         };
         let why = if outcome.is_ok() { "the template is built" } else { "its build failed" };
         if let Err(error) = self.remove(&member, why).await {

@@ -130,6 +130,63 @@ fn a_build_does_its_steps_and_sandboxes_begin_with_them() {
 }
 
 #[test]
+fn a_build_that_fails_says_why_and_nothing_stays() {
+    on_lane!({
+        let daemon = Daemon::start();
+        let client = &daemon.client;
+        let cases = [
+            (
+                json!([step("RUN", &["true"]), step("RUN", &["echo no luck; exit 3"])]),
+                "2",
+                "no luck",
+            ),
+            (json!([step("USER", &["nobody-at-all"])]), "1", "nobody-at-all"),
+            (json!([]), "finalize", "no start"),
+        ];
+        for (steps, step, reason) in cases {
+            let mut what = json!({"fromTemplate": "base", "steps": steps});
+            if step == "finalize" {
+                what["startCmd"] = json!("echo no start; exit 1");
+                what["readyCmd"] = json!("sleep 600");
+            }
+            let (_, path) = start(client, json!({"name": "web"}), what, None);
+            let status = finish(client, &path);
+            assert_eq!(status["status"], "error", "{status}");
+            assert_eq!(status["reason"]["step"], step, "{status}");
+            assert!(status["reason"]["message"].as_str().unwrap().contains(reason), "{status}");
+        }
+        assert_eq!(client.post("/v2/sandboxes", json!({"templateID": "web"})).0, 404);
+        assert_eq!(client.get("/templates").1.as_array().unwrap().len(), 1);
+        daemon.end();
+    });
+}
+
+#[test]
+fn a_shape_is_had_from_the_built_in_template_and_no_other() {
+    on_lane!({
+        let daemon = Daemon::start();
+        let client = &daemon.client;
+        let new = json!({"name": "big", "cpuCount": 1, "memoryMB": 768});
+        let (_, path) = start(client, new, json!({"fromTemplate": "base"}), None);
+        let status = finish(client, &path);
+        assert_eq!(status["status"], "ready", "{status}");
+        let made = client.create(json!({"templateID": "big"}));
+        let (_, shown) = client.get(&format!("/sandboxes/{}", made.id));
+        assert_eq!((&shown["cpuCount"], &shown["memoryMB"]), (&json!(1), &json!(768)));
+
+        let (_, new) = client.post("/v3/templates", json!({"name": "bigger", "memoryMB": 1024}));
+        let (template, build) = (&new["templateID"], &new["buildID"]);
+        let (template, build) = (template.as_str().unwrap(), build.as_str().unwrap());
+        let path = format!("/v2/templates/{template}/builds/{build}");
+        let (status, answer) = client.post(&path, json!({"fromTemplate": "big"}));
+        assert_eq!(status, 400, "{answer}");
+        assert!(answer["message"].as_str().unwrap().contains("768 MiB"), "{answer}");
+        assert_eq!(client.ask("DELETE", "/templates/big", None).0, 204);
+        daemon.end();
+    });
+}
+
+#[test]
 fn a_build_that_a_dead_daemon_left_is_a_failed_one() {
     on_lane!({
         let mut daemon = Daemon::start();
