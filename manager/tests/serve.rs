@@ -99,7 +99,7 @@ fn every_error_has_a_code_and_a_message() {
     let daemon = Daemon::start();
     let made = daemon.key(&[]);
     let key = made["key"].as_str();
-    let cases: [(&str, &str, &[u8], u16); 22] = [
+    let cases: [(&str, &str, &[u8], u16); 26] = [
         ("GET", "/sandboxes/0123456789ab", b"", 404),
         ("GET", "/sandboxes/..%2f..%2fetc", b"", 404),
         ("DELETE", "/sandboxes/0123456789ab", b"", 404),
@@ -120,6 +120,10 @@ fn every_error_has_a_code_and_a_message() {
         ("GET", "/templates/0123456789ab/files/..", b"", 400),
         ("GET", "/templates/0123456789ab/files/ab", b"", 404),
         ("GET", "/templates/aliases/none", b"", 404),
+        ("GET", "/templates/none/tags", b"", 404),
+        ("POST", "/templates/tags", br#"{"target":"none:v1","tags":["x"]}"#, 404),
+        ("POST", "/templates/tags", br#"{"target":"none:v1","tags":["a/b"]}"#, 400),
+        ("DELETE", "/templates/tags", br#"{"name":"none","tags":["x"]}"#, 404),
         ("GET", "/templates/0123456789ab/builds/x/status", b"", 404),
         ("PUT", "/uploads/none", b"x", 401),
     ];

@@ -70,9 +70,10 @@ impl From<fleet::Error> for Failure {
             Error::NotFound { .. } | Error::NoTemplate { .. } | Error::NoBuild { .. } => {
                 StatusCode::NOT_FOUND
             }
-            Error::State { .. } | Error::BuildStarted { .. } | Error::BuildBusy { .. } => {
-                StatusCode::CONFLICT
-            }
+            Error::State { .. }
+            | Error::BuildStarted { .. }
+            | Error::BuildBusy { .. }
+            | Error::LastTag { .. } => StatusCode::CONFLICT,
             Error::NoUpload => StatusCode::UNAUTHORIZED,
             Error::UploadTooLong { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Error::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,

@@ -10,6 +10,7 @@ mod list;
 mod observe;
 mod sandboxes;
 mod snapshots;
+mod tags;
 mod templates;
 mod tree;
 mod types;
@@ -117,6 +118,8 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(templates::create))
         .routes(routes!(templates::list))
         .routes(routes!(templates::alias))
+        .routes(routes!(tags::assign, tags::unassign))
+        .routes(routes!(tags::list))
         .routes(routes!(templates::place))
         .routes(routes!(templates::start))
         .routes(routes!(templates::status))

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
 use super::auth::Caller;
+use super::tags::build_id;
 use super::types::{parse, rfc3339};
 use super::{Api, ErrorBody, Failure};
 use crate::build::{Entry, Level, Parent, RawStep, Spec, SpecError, Step, is_hash};
@@ -338,9 +339,10 @@ pub(super) async fn list(
         // One whose checkpoint cannot be read is of no use, and not in the way of the others.
         let Ok((machine, disk_bytes)) = api.fleet.shape_of(&template).await else { continue };
         let build = builds.iter().find(|build| build.template == template.id);
+        let build_id = build_id(&template, build);
         let names: Vec<String> = template.name.into_iter().collect();
         listed.push(Listed {
-            build_id: build.map_or_else(|| template.id.clone(), |build| build.id.clone()),
+            build_id,
             template_id: template.id,
             cpu_count: machine.vcpus,
             memory_mb: machine.memory_mib,

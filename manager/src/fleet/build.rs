@@ -5,7 +5,6 @@
 //! removes it, and calls the build failed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt::Write as _;
 use std::future::pending;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,11 +12,12 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::create::{Birth, prove};
+use super::tags::checked_tags;
 use super::template::{BASE, MEMORY_MIB, VCPUS};
 use super::{Error, Fleet, Member, blocking};
 use crate::build::{Entry, Level, Log, Parent, Runner, Spec, Step};
 use crate::failure::chain;
-use crate::random::random_bytes;
+use crate::random::{random_bytes, uuid_of};
 use crate::registry::{
     Build, BuildState, DEFAULT_TAG, OnTimeout, Row, State, Template, TemplateKind, Tenant, now_ms,
 };
@@ -31,9 +31,6 @@ const BUILD_TIME: Duration = Duration::from_secs(60 * 60);
 const READY_TIME: Duration = Duration::from_secs(5 * 60);
 /// How many builds that are over keep what they said.
 const KEPT_LOGS: usize = 16;
-/// The most tags of a template, and the most characters of one.
-const MAX_TAGS: usize = 20;
-const MAX_TAG: usize = 128;
 /// Shapes that can be asked for.
 const VCPU_RANGE: std::ops::RangeInclusive<u8> = 1..=8;
 const MEMORY_RANGE: std::ops::RangeInclusive<u32> = 128..=16_384;
@@ -140,15 +137,7 @@ impl Fleet {
         };
         let wrong = |name: &str, reason: String| Error::Name { name: name.into(), reason };
         let _: Name = name.parse().map_err(|reason| wrong(name, reason))?;
-        let mut tags: Vec<String> = tag.into_iter().chain(request.tags).collect();
-        tags.sort();
-        tags.dedup();
-        if let Some(tag) = tags.iter().find(|tag| !is_tag(tag)) {
-            return Err(wrong(tag, "a tag has letters, digits, '_', '.' and '-'".into()));
-        }
-        if tags.len() > MAX_TAGS {
-            return Err(Error::Unbuildable(format!("a template has at most {MAX_TAGS} tags")));
-        }
+        let mut tags = checked_tags(tag.into_iter().chain(request.tags))?;
         if tags.is_empty() {
             tags.push(DEFAULT_TAG.into());
         }
@@ -159,7 +148,7 @@ impl Fleet {
             return Err(Error::Unbuildable(text));
         }
         let build = Build {
-            id: uuid().map_err(Error::Random)?,
+            id: uuid_of(random_bytes().map_err(Error::Random)?),
             template: Id::new().map_err(Error::Random)?.into(),
             tenant: tenant.clone(),
             name: name.into(),
@@ -461,30 +450,13 @@ impl Fleet {
             defaults,
             created_ms: now_ms(),
         };
-        for replaced in self.registry.replace_template(&template)? {
+        let replaced = {
+            let _one_at_a_time = self.tagging();
+            self.registry.replace_template(&template)?
+        };
+        for replaced in replaced {
             self.hide(&replaced.checkpoint).await;
         }
         Ok(())
     }
-}
-
-fn is_tag(tag: &str) -> bool {
-    let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    (1..=MAX_TAG).contains(&tag.len()) && tag.bytes().all(letter)
-}
-
-/// A random UUID, which is what clients take a build's ID for.
-fn uuid() -> std::io::Result<String> {
-    let mut bytes = random_bytes::<16>()?;
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut text = String::with_capacity(36);
-    for (place, byte) in bytes.iter().enumerate() {
-        if [4, 6, 8, 10].contains(&place) {
-            text.push('-');
-        }
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-    }
-    Ok(text)
 }

@@ -57,6 +57,14 @@ pub enum Error {
         /// As asked for.
         reference: String,
     },
+    /// A template would be left without a tag.
+    #[error(
+        "'{tag}' is the only tag of a template: remove the template, or tag it otherwise first"
+    )]
+    LastTag {
+        /// The tag.
+        tag: String,
+    },
     /// There is no such build of a template, or it is another tenant's.
     #[error("build {id} was not found")]
     NoBuild {

@@ -20,6 +20,7 @@ mod member;
 mod meters;
 mod metrics;
 mod pool;
+mod tags;
 mod template;
 mod tree;
 mod upload;
@@ -36,6 +37,7 @@ pub use create::Order;
 pub use error::Error;
 pub use member::{Member, Shown};
 pub use metrics::Sample;
+pub use tags::Tagged;
 pub use tree::{Checkpoint, Marked};
 pub use upload::{Upload, VALID as UPLOAD_TIME};
 
@@ -81,6 +83,8 @@ pub struct Fleet {
     base: tokio::sync::Mutex<()>,
     builds: Builds,
     uploads: Uploads,
+    /// Held while tags of templates change.
+    tagging: Mutex<()>,
 }
 
 impl Fleet {
@@ -105,6 +109,7 @@ impl Fleet {
             base: tokio::sync::Mutex::new(()),
             builds: Builds::default(),
             uploads,
+            tagging: Mutex::default(),
         }))
     }
 

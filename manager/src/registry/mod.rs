@@ -27,7 +27,7 @@ pub use events::Event;
 pub use idempotency::Earlier;
 pub use keys::{ApiKey, NewKey, Tenant};
 pub use sandboxes::{OnTimeout, Row, State};
-pub use templates::{DEFAULT_TAG, Template, TemplateKind};
+pub use templates::{DEFAULT_TAG, Template, TemplateKind, is_tag};
 
 /// Version of the tables, kept in `user_version`.
 const VERSION: i64 = 2;

@@ -9,6 +9,15 @@ use crate::store::{GuestSettings, Id};
 /// The tag that a template without one has, and that a name without one means.
 pub const DEFAULT_TAG: &str = "default";
 
+/// The most characters of a tag.
+const MAX_TAG: usize = 128;
+
+/// Whether a text can be a tag: letters, digits, `_`, `.` and `-`.
+pub fn is_tag(text: &str) -> bool {
+    let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    (1..=MAX_TAG).contains(&text.len()) && text.bytes().all(letter)
+}
+
 /// How a template came about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -50,7 +59,7 @@ fn default_tags() -> Vec<String> {
 
 impl Template {
     /// Whether a reference means it: its ID, its name, or its name and one of its tags.
-    fn is_meant_by(&self, reference: &str) -> bool {
+    pub fn is_meant_by(&self, reference: &str) -> bool {
         let Some(name) = &self.name else { return self.id == reference };
         let tag = reference.strip_prefix(name.as_str()).and_then(|rest| rest.strip_prefix(':'));
         self.id == reference
@@ -60,7 +69,7 @@ impl Template {
 
     /// The order of those with a name: the last is what the name means. While one is replaced
     /// there are two.
-    fn rank(&self) -> (bool, u64) {
+    pub fn rank(&self) -> (bool, u64) {
         (self.tags.iter().any(|tag| tag == DEFAULT_TAG), self.created_ms)
     }
 }
@@ -110,6 +119,26 @@ impl Registry {
             }
         }
         Ok(replaced)
+    }
+
+    /// All templates of a tenant's that share the name of the one that a reference means, or the
+    /// one without a name; oldest first. Of everybody's, and of snapshots, none.
+    ///
+    /// # Errors
+    /// SQLite's, or [`Error::Row`].
+    pub fn versions(&self, tenant: &Tenant, reference: &str) -> Result<Vec<Template>, Error> {
+        let meant = self.template(tenant, reference)?.filter(|template| {
+            template.kind == TemplateKind::Template && template.tenant.as_ref() == Some(tenant)
+        });
+        let Some(meant) = meant else { return Ok(Vec::new()) };
+        let mut all = self.all_templates()?;
+        all.retain(|template| {
+            template.id == meant.id
+                || meant.name.is_some()
+                    && (template.kind, &template.tenant, &template.name)
+                        == (meant.kind, &meant.tenant, &meant.name)
+        });
+        Ok(all)
     }
 
     /// All templates and snapshots, oldest first.

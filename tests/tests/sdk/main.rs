@@ -52,15 +52,15 @@ macro_rules! node {
 }
 
 python! {
-    python_2_29_5 "2.29.5" []
+    python_2_29_5 "2.29.5" [builds]
     python_2_50_0 "2.50.0" [fork]
     python_2_51_0 "2.51.0" [fork]
-    python_2_63_0 "2.63.0" [fork]
+    python_2_63_0 "2.63.0" [builds fork]
 }
 
 node! {
     node_2_29_1 "2.29.1" []
-    node_2_51_0 "2.51.0" [fork]
+    node_2_51_0 "2.51.0" [builds fork]
 }
 
 /// A scenario that no test names would never run.
