@@ -1,6 +1,6 @@
 //! Where kernels and images are kept: `COPPICE_HOME`, and how short names resolve in it.
 //!
-//! Layout: `kernels/NAME/vmlinux` and `images/NAME.{ext4,erofs,cpio}`.
+//! Layout: `kernels/NAME/vmlinux`, `images/NAME.{ext4,erofs,cpio}` and `coppice-agent`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -86,6 +86,11 @@ impl Home {
             .into_iter()
             .find(|path| path.is_file())
             .ok_or_else(|| Error::NoImage { name: name.into(), path: stem })
+    }
+
+    /// Where the agent is that goes into root file systems made from directories.
+    pub fn agent(&self) -> PathBuf {
+        self.root.join("coppice-agent")
     }
 
     /// Names of the kernels present, sorted.

@@ -24,6 +24,7 @@ pub mod home;
 pub mod image;
 mod random;
 pub mod registry;
+pub mod rootfs;
 pub mod sandbox;
 pub mod serve;
 pub mod store;

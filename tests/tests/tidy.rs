@@ -72,6 +72,7 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
     ("home", &[]),
     ("failure", &[]),
     ("image", &[]),
+    ("rootfs", &[]),
     ("workdir", &[]),
     ("agent", &["failure"]),
     ("vmm", &["sys"]),

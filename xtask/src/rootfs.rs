@@ -86,6 +86,11 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut lock = Lock::parse(&text)?;
     let agent = build_agent()?;
+    // For root file systems that are made of directories.
+    let key = Key::default().add("agent", sha256_file(&agent)?).finish();
+    cache::keyed_file(&cache::home().join("coppice-agent"), &key, "the agent", |new| {
+        fs::copy(&agent, new).map(drop).context("cannot copy the agent")
+    })?;
     // The small one first: who waits for it need not wait for both.
     for image in [Image::Tiny, Image::Base] {
         if args.image.is_none_or(|only| only == image) {

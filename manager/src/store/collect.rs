@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::files;
+use super::images::name_of;
 use super::sandboxes::{is_alive, remove_directory};
-use super::{Error, Id, Store};
+use super::{Error, Id, Standing, Store};
 
 /// What was removed because nothing stood on it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -23,6 +24,8 @@ pub(super) struct References {
     pub(super) memory: BTreeSet<Id>,
     /// Disk layers.
     pub(super) disks: BTreeSet<Id>,
+    /// Images of the store.
+    pub(super) images: BTreeSet<Id>,
     /// Records that cannot be read, so that what they name is not known.
     pub(super) unreadable: Vec<Error>,
 }
@@ -34,6 +37,14 @@ pub(super) enum Orphan {
     File(PathBuf),
     /// A sandbox's directory without a record.
     Directory(PathBuf),
+}
+
+impl References {
+    fn add(&mut self, standing: Standing) {
+        self.disks.extend(standing.disk_layers().cloned());
+        self.images.extend(standing.disks.iter().filter_map(|disk| name_of(&disk.base.path)));
+        self.memory.extend(standing.memory);
+    }
 }
 
 impl Store {
@@ -87,17 +98,14 @@ impl Store {
         let listing = self.read_checkpoints()?;
         references.unreadable = listing.damaged;
         for checkpoint in listing.checkpoints {
-            let standing = checkpoint.meta.standing;
-            references.disks.extend(standing.disk_layers().cloned());
-            references.memory.extend(standing.memory);
+            references.add(checkpoint.meta.standing);
         }
         for entry in self.read_sandboxes()? {
             match entry.record {
                 Ok(record) => {
                     let next = record.next.map(|next| next.standing);
                     for standing in [Some(record.standing), next].into_iter().flatten() {
-                        references.disks.extend(standing.disk_layers().cloned());
-                        references.memory.extend(standing.memory);
+                        references.add(standing);
                     }
                 }
                 // A machine that is gone stands on nothing.
@@ -132,11 +140,15 @@ impl Store {
         for name in files::names(&directory)? {
             let path = directory.join(&name);
             let temp = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
-            let sealed = name.strip_suffix(".disk");
-            let orphan = match (sealed.and_then(Id::parse), temp.and_then(Id::parse)) {
-                (Some(id), _) => !references.disks.contains(&id),
-                (None, Some(_)) => !files::is_locked(&path)?,
-                (None, None) => false,
+            let sealed = name.strip_suffix(".disk").and_then(Id::parse);
+            let orphan = match (sealed, name_of(&path), temp.and_then(Id::parse)) {
+                (Some(id), ..) => !references.disks.contains(&id),
+                // Who made it may be about to have something stand on it.
+                (None, Some(id), _) => {
+                    !references.images.contains(&id) && !files::is_locked(&path)?
+                }
+                (None, None, Some(_)) => !files::is_locked(&path)?,
+                (None, None, None) => false,
             };
             orphans.extend(orphan.then_some(Orphan::File(path)));
         }

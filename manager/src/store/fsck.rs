@@ -200,7 +200,8 @@ impl Store {
         let layers = self.layers_dir();
         for name in files::names(&layers)? {
             let temp = name.strip_prefix('.').and_then(|name| name.strip_suffix(".tmp"));
-            let stem = name.strip_suffix(".disk").or(temp);
+            let stem =
+                name.strip_suffix(".disk").or(name.strip_suffix(super::images::ENDING)).or(temp);
             if stem.and_then(Id::parse).is_none() {
                 report.findings.push(Finding::Foreign { path: layers.join(name) });
             }

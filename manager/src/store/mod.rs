@@ -7,7 +7,8 @@
 //!                          .ID.tmp    one that is being written; its writer holds a lock on it
 //!                          ID.ws      which memory a clone of it uses first; a hint
 //!             layers/ID.disk          a layer of a disk: sealed, or the top of a live sandbox
-//!                    .ID.tmp          one that is being merged from others, as above
+//!                    ID.base          an image that was made for a template
+//!                    .ID.tmp          one of these that is being made, as above
 //!             sandboxes/ID/           a live sandbox: sandbox.json, lock, sockets
 //!             lock                    taken shared to look, exclusive to change
 //! ```
@@ -24,6 +25,7 @@ mod files;
 mod flatten;
 mod fsck;
 mod id;
+mod images;
 mod merge;
 mod record;
 mod sandboxes;
@@ -41,6 +43,7 @@ pub use collect::Collected;
 pub use error::Error;
 pub use fsck::{Finding, Report};
 pub use id::{Id, Name};
+pub use images::NewImage;
 pub use merge::MergeError;
 pub use record::{
     BaseImage, DiskChain, GuestSettings, Machine, Meta, Next, SandboxRecord, Standing,

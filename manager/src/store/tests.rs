@@ -47,9 +47,7 @@ impl Fixture {
 
     /// A new sandbox with one disk, from a checkpoint or booted.
     fn try_sandbox(&self, from: Option<&Id>, name: Option<&str>) -> Result<Sandbox, Error> {
-        let path = self.dir.path().join("base.ext4");
-        let base = BaseImage::of(&path, &File::open(&path).unwrap()).unwrap();
-        let disk = DiskChain { base, read_only: false, serial: "root".into(), layers: Vec::new() };
+        let disk = Self::disk(&self.dir.path().join("base.ext4"));
         let new = NewSandbox {
             id: None,
             name: name.map(|name| name.parse().unwrap()),
@@ -61,6 +59,18 @@ impl Fixture {
             self.store.stand_on(&mut sandbox, from)?;
         }
         Ok(sandbox)
+    }
+
+    fn disk(path: &Path) -> DiskChain {
+        let base = BaseImage::of(path, &File::open(path).unwrap()).unwrap();
+        DiskChain { base, read_only: false, serial: "root".into(), layers: Vec::new() }
+    }
+
+    /// A new sandbox with this image.
+    fn sandbox_of(&self, image: &Path) -> Sandbox {
+        let disks = vec![Self::disk(image)];
+        let new = NewSandbox { id: None, name: None, machine: Self::machine(), disks };
+        self.store.create_sandbox(new).unwrap().0
     }
 
     fn sandbox(&self, from: Option<&Id>) -> Sandbox {

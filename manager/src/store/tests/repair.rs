@@ -41,6 +41,28 @@ fn damaged_page_data_is_found_by_a_deep_check_only() {
     assert!(reason.contains("pages 3 to 4"), "{reason}");
 }
 
+#[test]
+fn an_image_of_the_store_is_there_as_long_as_somebody_needs_it() {
+    let f = Fixture::new();
+    let new = f.store.new_image().unwrap();
+    std::fs::write(new.path(), b"image").unwrap();
+    assert_eq!(f.store.collect().unwrap().files, 0, "it is being written");
+    let image = f.store.keep_image(new).unwrap();
+    assert_eq!(f.store.collect().unwrap().files, 0, "it is about to be used");
+    let path = image.path().to_owned();
+    let mut sandbox = f.sandbox_of(&path);
+    drop(image);
+    let checkpoint = f.checkpoint(&mut sandbox);
+    f.assert_clean();
+    f.store.remove_sandbox(sandbox).unwrap();
+    assert!(path.exists(), "a checkpoint stands on it");
+    f.store.remove_checkpoint(&checkpoint).unwrap();
+    assert!(!path.exists());
+
+    drop(f.store.keep_image(f.store.new_image().unwrap()).unwrap());
+    assert_eq!(f.store.collect().unwrap().files, 1, "nobody needs it");
+}
+
 impl Fixture {
     fn assert_clean_but_deep(&self) {
         assert_eq!(self.store.check(false, false).unwrap().findings, []);
