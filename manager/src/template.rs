@@ -1,6 +1,7 @@
 //! Templates: a machine booted once, brought to where it is useful, and kept as a checkpoint, so
 //! that a new sandbox is a clone of it.
 
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub struct Recipe {
     pub config: Config,
     /// What is run in it.
     pub commands: Commands,
+    /// Labels of the checkpoint.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// What brings a template's machine to where it is useful.
@@ -78,8 +81,9 @@ pub(crate) fn said(output: &str) -> String {
 /// What went wrong; nothing is left of it then.
 pub async fn build(store: &Store, recipe: &Recipe) -> Result<Id, Error> {
     let (mut kept, _time) = Kept::boot(store, &recipe.config, None, None, pending()).await?;
+    let request = CheckpointRequest { labels: recipe.labels.clone(), ..Default::default() };
     let made = match bring_up(kept.agent(), &recipe.commands).await {
-        Ok(_started) => kept.checkpoint(CheckpointRequest::default()).await.map_err(Error::from),
+        Ok(_started) => kept.checkpoint(request).await.map_err(Error::from),
         Err(error) => Err(error),
     };
     let id = kept.record().id.clone();

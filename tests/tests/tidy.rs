@@ -86,7 +86,7 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
     (
         "fleet",
         &[
-            "agent", "build", "failure", "home", "random", "registry", "sandbox", "store",
+            "agent", "build", "diff", "failure", "home", "random", "registry", "sandbox", "store",
             "template", "vmm", "workdir",
         ],
     ),

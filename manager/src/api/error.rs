@@ -84,6 +84,7 @@ impl From<fleet::Error> for Failure {
             Error::Memory => StatusCode::SERVICE_UNAVAILABLE,
             Error::Sandbox(error) => status_of(error.failure().class),
             Error::Store(error) => status_of(error.failure().class),
+            Error::Diff(error) => status_of(error.failure().class),
             Error::Home(_)
             | Error::Useless(_)
             | Error::Meters(_)
@@ -121,6 +122,7 @@ pub(super) async fn in_form(response: Response) -> Response {
 fn status_of(class: Class) -> StatusCode {
     match class {
         Class::NotFound => StatusCode::NOT_FOUND,
+        Class::Usage => StatusCode::BAD_REQUEST,
         Class::Conflict | Class::CheckpointUnfit => StatusCode::CONFLICT,
         Class::DiskFull => StatusCode::INSUFFICIENT_STORAGE,
         _ => StatusCode::INTERNAL_SERVER_ERROR,

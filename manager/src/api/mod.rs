@@ -125,6 +125,7 @@ fn described() -> OpenApiRouter<Api> {
         .routes(routes!(templates::status))
         .routes(routes!(tree::roll_back))
         .routes(routes!(tree::show))
+        .routes(routes!(tree::diff))
         .routes(routes!(observe::metrics))
         .routes(routes!(observe::logs_v1))
         .routes(routes!(observe::logs_v2))

@@ -304,6 +304,26 @@ pub(super) struct Node {
     pub(super) disk_bytes: u64,
 }
 
+/// What changed between two states.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Difference {
+    /// Files that differ, by disk and path.
+    pub(super) files: Vec<ChangedFile>,
+    /// Bytes of memory that were written between the two, on either way to where they meet.
+    pub(super) memory_bytes: u64,
+}
+
+/// A file that differs.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(super) struct ChangedFile {
+    /// The disk's position.
+    pub(super) disk: usize,
+    /// `added`, `modified` or `deleted`.
+    pub(super) change: &'static str,
+    pub(super) path: String,
+}
+
 /// A time in milliseconds since 1970 as RFC 3339 has it, in UTC; what is after the year 9999 as
 /// its last second.
 pub(super) fn rfc3339(ms: u64) -> String {

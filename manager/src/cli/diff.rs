@@ -26,7 +26,8 @@ pub(super) struct Args {
 /// Explains the letters.
 pub(super) const HELP: &str = "\
 One line for each file that was added (A), modified (M) or deleted (D), then how much memory was
-written between the two. To compare a sandbox as it is now, take a checkpoint of it first.";
+written between the two. To compare a sandbox as it is now, take a checkpoint of it first. Files are
+compared as they are on disk: what a guest has not written there yet, as by `sync`, is not seen.";
 
 /// Compares and prints.
 pub(super) fn run(args: &Args) -> u8 {
@@ -64,7 +65,7 @@ fn as_json(from: &Id, to: &Id, difference: &Difference) -> String {
         .map(|file| {
             json!({
                 "disk": file.disk,
-                "change": file.change,
+                "change": file.change.word(),
                 "path": String::from_utf8_lossy(&file.path),
             })
         })

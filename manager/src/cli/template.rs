@@ -1,5 +1,6 @@
 //! `coppice template`: what the daemon makes sandboxes from.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -177,7 +178,7 @@ async fn build(args: &Build) -> Result<String, Failure> {
     };
     let (start, ready) = (args.start.clone(), args.ready.clone());
     let commands = Commands { start, ready, ready_timeout: args.ready_timeout };
-    let recipe = Recipe { config, commands };
+    let recipe = Recipe { config, commands, labels: BTreeMap::new() };
     let built = template::build(&store, &recipe).await;
     drop(own);
     if built.is_err() {

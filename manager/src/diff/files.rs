@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use ext4_view::{Ext4, Ext4Error, Ext4Read, Metadata, PathBuf};
-use serde::Serialize;
 use thiserror::Error;
 
 /// Deepest directory looked into: a path of 4,096 bytes has no more parts.
@@ -40,8 +39,7 @@ pub(super) struct Entry {
 pub(super) type Tree = BTreeMap<Vec<u8>, Entry>;
 
 /// How a file changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// It is new.
     Added,
@@ -49,6 +47,17 @@ pub enum Change {
     Modified,
     /// It is gone.
     Deleted,
+}
+
+impl Change {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Added => "added",
+            Self::Modified => "modified",
+            Self::Deleted => "deleted",
+        }
+    }
 }
 
 impl fmt::Display for Change {

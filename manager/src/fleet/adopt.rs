@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use coppice_vmm_protocol::VmState;
 
+use super::lifecycle::is_labelled;
 use super::{Error, Fleet, Member, blocking};
 use crate::registry::{Row, State};
 use crate::sandbox::{self, Kept};
@@ -59,7 +60,20 @@ impl Fleet {
                 }
             }
         }
+        self.hide_unpromised().await?;
         Ok(adopted)
+    }
+
+    /// Removes checkpoints that a daemon made and had not written down yet when it ended.
+    async fn hide_unpromised(&self) -> Result<(), Error> {
+        let store = self.store.clone();
+        let listing = blocking(move || async move { store.checkpoints() }).await?;
+        for checkpoint in listing.checkpoints {
+            if is_labelled(&checkpoint.meta.labels) {
+                self.hide(&checkpoint.meta.id).await;
+            }
+        }
+        Ok(())
     }
 
     /// Removes what is left of machines that were prepared and not used.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::create::{Birth, prove};
+use super::lifecycle::labels;
 use super::tags::checked_tags;
 use super::template::{BASE, MEMORY_MIB, VCPUS};
 use super::{Error, Fleet, Member, blocking};
@@ -437,8 +438,8 @@ impl Fleet {
         mut kept: Kept,
         defaults: GuestSettings,
     ) -> Result<(), Error> {
-        let made =
-            blocking(move || async move { kept.checkpoint(CheckpointRequest::default()).await });
+        let request = CheckpointRequest { labels: labels(&build.id), ..Default::default() };
+        let made = blocking(move || async move { kept.checkpoint(request).await });
         let template = Template {
             id: build.template.clone(),
             tenant: Some(build.tenant.clone()),

@@ -274,8 +274,13 @@ impl Fleet {
 
 /// Runs a command in a guest and waits for its end.
 pub(super) async fn prove(agent: &Agent) -> Result<(), Error> {
+    run(agent, "true").await
+}
+
+/// Runs a program in a guest that is to succeed and takes no arguments.
+pub(super) async fn run(agent: &Agent, program: &str) -> Result<(), Error> {
     let mut start = Start::default();
-    start.process.cmd = "true".into();
+    start.process.cmd = program.into();
     let mut stream = agent.start(start).await?;
     while let Some(event) = stream.next().await? {
         if let coppice_agent_protocol::process::ProcessEvent::End(end) = event {

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::registry::{self, State};
-use crate::{agent, home, sandbox, store, template};
+use crate::{agent, diff, home, sandbox, store, template};
 
 /// Failures of the fleet.
 #[derive(Debug, Error)]
@@ -124,6 +124,9 @@ pub enum Error {
     /// The guest's agent failed.
     #[error("the guest's agent failed")]
     Agent(#[from] agent::Error),
+    /// Two checkpoints cannot be compared.
+    #[error("they cannot be compared")]
+    Diff(#[from] diff::Error),
     /// The store failed.
     #[error("the store failed")]
     Store(#[from] store::Error),

@@ -12,7 +12,17 @@ use crate::store::{self, GuestSettings, Id, Name};
 /// Label of the checkpoint that a sandbox is suspended at.
 const PAUSE_LABEL: &str = "coppice.pause";
 /// Label of a snapshot.
-const SNAPSHOT_LABEL: &str = "coppice.snapshot";
+const LABEL: &str = "coppice.snapshot";
+
+/// Labels of a checkpoint that this daemon makes, of whatever it is.
+pub(super) fn labels(of: &str) -> BTreeMap<String, String> {
+    BTreeMap::from([(LABEL.to_owned(), of.to_owned())])
+}
+
+/// Whether a checkpoint was made by a daemon.
+pub(super) fn is_labelled(labels: &BTreeMap<String, String>) -> bool {
+    labels.contains_key(LABEL)
+}
 
 impl Fleet {
     /// Suspends a running sandbox.
@@ -275,7 +285,7 @@ impl Fleet {
         let (store, id) = (self.store.clone(), member.id().clone());
         let made = blocking(move || async move {
             let mut kept = Kept::open(&store, &id).await?;
-            let labels = BTreeMap::from([(SNAPSHOT_LABEL.to_owned(), id.to_string())]);
+            let labels = labels(id.as_str());
             let request = CheckpointRequest { labels, ..CheckpointRequest::default() };
             kept.checkpoint_running(request).await
         });

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::lifecycle::labels;
 use super::{Error, Fleet, blocking};
 use crate::registry::{DEFAULT_TAG, Template, TemplateKind, now_ms};
 use crate::sandbox::Config;
@@ -30,7 +31,7 @@ impl Fleet {
         }
         let (store, config) = (self.store.clone(), self.base_config()?);
         tracing::info!("making the built-in template");
-        let recipe = Recipe { config, commands: Commands::default() };
+        let recipe = Recipe { config, commands: Commands::default(), labels: labels(BASE) };
         let checkpoint = blocking(move || async move { template::build(&store, &recipe).await });
         let template = Template {
             id: BASE.into(),

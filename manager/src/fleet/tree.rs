@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
+use super::create::{joined, run};
 use super::{Error, Fleet, Member, blocking};
-use crate::registry::TemplateKind;
+use crate::diff::{self, Difference};
+use crate::registry::{State, TemplateKind};
+use crate::sandbox::Kept;
 use crate::store::Id;
 
 /// A snapshot in a tree.
@@ -33,6 +36,64 @@ pub struct Marked {
 }
 
 impl Fleet {
+    /// What changed from one snapshot or template to another, or to a sandbox as it is now.
+    ///
+    /// # Errors
+    /// [`Error::NoTemplate`], [`Error::State`], or [`Error::Diff`].
+    pub async fn diff(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+        from: &str,
+        to: Option<&str>,
+    ) -> Result<Difference, Error> {
+        let named = |reference: &str| -> Result<Id, Error> {
+            let found = self.registry.template(&member.tenant(), reference)?;
+            let none = || Error::NoTemplate { reference: reference.into() };
+            found.map(|template| template.checkpoint).ok_or_else(none)
+        };
+        let (from, to) = (named(from)?, to.map(named).transpose()?);
+        let (fleet, member) = (Arc::clone(self), Arc::clone(member));
+        // To its end, whoever waits for it: a checkpoint for now only is removed again.
+        joined(tokio::spawn(async move {
+            let Some(to) = to else {
+                let _turn = member.turn.lock().await;
+                let row = member.row();
+                return match (row.state, row.pause) {
+                    (State::Running, _) => {
+                        fleet.write_back(&member).await?;
+                        let now = fleet.checkpoint_of(&member).await?;
+                        let difference = fleet.compare(from, now.clone()).await;
+                        fleet.hide(&now).await;
+                        difference
+                    }
+                    (State::Paused, Some(pause)) => fleet.compare(from, pause).await,
+                    (state, _) => Err(Error::State { id: row.id.to_string(), state }),
+                };
+            };
+            fleet.compare(from, to).await
+        }))
+        .await
+    }
+
+    /// Has a guest write to its disk what it only has in memory yet: it would not be seen.
+    async fn write_back(&self, member: &Member) -> Result<(), Error> {
+        let (store, id) = (self.store.clone(), member.id().clone());
+        blocking(move || async move {
+            let kept = Kept::open(&store, &id).await?;
+            run(kept.agent(), "sync").await
+        })
+        .await
+    }
+
+    async fn compare(&self, from: Id, to: Id) -> Result<Difference, Error> {
+        let store = self.store.clone();
+        blocking(move || async move {
+            let (from, to) = (store.checkpoint(&from)?, store.checkpoint(&to)?);
+            Ok(diff::compare(&store, &from, &to)?)
+        })
+        .await
+    }
+
     /// The tree that a sandbox grew in.
     ///
     /// # Errors

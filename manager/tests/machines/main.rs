@@ -6,6 +6,7 @@ mod background;
 #[path = "../common/mod.rs"]
 mod common;
 mod cycles;
+mod daemon;
 mod depth;
 mod faults;
 mod inject;

@@ -78,11 +78,23 @@ fn a_rollback_undoes_what_came_after_the_snapshot() {
         assert_eq!((status, &snapshot["names"]), (201, &json!(["s"])));
         assert_eq!(client.write(&sandbox, "/root/state", "two"), Some(200));
         let back = json!({"snapshotID": snapshot["snapshotID"]});
+        let changes = || {
+            let from = snapshot["snapshotID"].as_str().unwrap();
+            let (status, found) = client.get(&format!("{path}/diff?from={from}"));
+            assert_eq!(status, 200, "{found}");
+            let files = found["files"].as_array().unwrap();
+            let state = files.iter().find(|file| file["path"] == "/root/state");
+            state.map(|file| file["change"].clone())
+        };
+        // Added, if its first content was not on disk when the snapshot was made.
+        let changed = changes();
+        assert!([json!("modified"), json!("added")].map(Some).contains(&changed), "{changed:?}");
         assert_eq!(client.post(&format!("{path}/rollback"), back).0, 204);
         assert_eq!(client.read(&sandbox, "/root/state"), "one");
         let (_, tree) = client.get(&format!("{path}/tree"));
         assert_eq!(tree["standsOn"], snapshot["snapshotID"]);
         assert_eq!(tree["snapshots"][0]["name"], "s");
+        assert_eq!(tree["snapshots"].as_array().unwrap().len(), 1, "comparing leaves nothing");
         daemon.end();
     });
 }
