@@ -22,6 +22,11 @@ const LIMIT: Duration = Duration::from_secs(1800);
 /// Tests on the host itself take turns: they look at the processes there.
 static ON_HOST: Mutex<()> = Mutex::new(());
 
+/// Whether this runs inside the nested lab, where a test was sent.
+pub(crate) fn is_inside() -> bool {
+    std::env::var_os(INSIDE).is_some()
+}
+
 /// Runs `body` on the best lane of this machine; `name` is the test's full name as the harness
 /// prints it.
 ///
@@ -29,7 +34,7 @@ static ON_HOST: Mutex<()> = Mutex::new(());
 /// When the body does, or when no lane can be had: that is a failure, not a reason to pass.
 #[allow(clippy::panic, clippy::print_stderr)]
 pub fn on_best_lane(name: &str, body: impl FnOnce()) {
-    if std::env::var_os(INSIDE).is_some() {
+    if is_inside() {
         let _shown_on_failure = match KvmTrace::record() {
             Ok(trace) => trace,
             Err(error) => panic!("the lab's kernel does not trace KVM: {error}"),

@@ -6,4 +6,5 @@ pub mod daemon;
 mod kvm_trace;
 pub mod lane;
 pub mod source;
+pub mod tools;
 mod tunnel;

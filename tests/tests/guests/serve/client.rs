@@ -20,7 +20,7 @@ pub(super) struct Daemon {
 impl Daemon {
     pub(super) fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        for part in ["kernels", "images"] {
+        for part in ["kernels", "images", "coppice-agent"] {
             symlink(home().path().join(part), dir.path().join(part)).unwrap();
         }
         let key = stdout(&mut command(dir.path(), &["key", "create"])).trim().to_owned();
@@ -31,6 +31,13 @@ impl Daemon {
     /// `coppice` with this home.
     pub(super) fn command(&self, args: &[&str]) -> Command {
         command(self.dir.path(), args)
+    }
+
+    /// How many images of its own the store has.
+    pub(super) fn images(&self) -> usize {
+        let files = std::fs::read_dir(self.dir.path().join("layers")).unwrap();
+        let is_image = |path: &Path| path.extension().is_some_and(|ending| ending == "base");
+        files.filter(|file| is_image(&file.as_ref().unwrap().path())).count()
     }
 
     /// Kills the daemon without a warning.

@@ -1,9 +1,14 @@
 //! Templates: built once, then where every sandbox begins.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use coppice_tests::tools::host_tools;
 use serde_json::{Value, json};
 
 use super::client::{Daemon, Sandbox};
-use crate::common::{finish, on_lane, stdout};
+use crate::common::{finish, home, on_lane, stdout};
 
 /// Where a sandbox of a template is asked for a page.
 fn page(daemon: &Daemon, sandbox: &Sandbox) -> (u16, String) {
@@ -63,6 +68,49 @@ fn a_template_whose_commands_fail_is_told_of_and_nothing_stays() {
             assert!(stderr.contains(said), "{stderr}");
         }
         assert_eq!(stdout(&mut daemon.command(&["template", "ls", "--json"])).trim(), "[]");
+        daemon.end();
+    });
+}
+
+/// A directory with what is in the smallest image, but without its agent and its init.
+fn directory(at: &Path, path: &str) {
+    let image = home().image("tiny").unwrap();
+    std::fs::create_dir(at).unwrap();
+    let mut rdump = Command::new("debugfs");
+    rdump.args(["-R", &format!("rdump / {}", at.display())]).arg(image).env("PATH", path);
+    assert!(rdump.status().unwrap().success());
+    for file in ["usr/bin/coppice-agent", "sbin/init"] {
+        std::fs::remove_file(at.join(file)).unwrap();
+    }
+    let bash = at.join("bin/bash");
+    std::fs::write(&bash, "#!/bin/sh\nexec /bin/busybox ash \"$@\"\n").unwrap();
+    std::fs::set_permissions(&bash, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(at.join("etc/mark"), "of the directory\n").unwrap();
+}
+
+#[test]
+fn a_directory_becomes_a_template_and_its_image_goes_with_the_last_that_needs_it() {
+    let tools = host_tools(&["mke2fs", "debugfs"]).unwrap();
+    on_lane!({
+        let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+        let daemon = Daemon::start();
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("tree");
+        directory(&tree, &path);
+        let image = tree.to_str().unwrap();
+        let build = ["template", "build", "mine:v1", "--json", "--image", image];
+        let options = ["--cpus", "1", "--memory", "128", "--ready", "test -s /etc/mark"];
+        let options = [options.as_slice(), &["--ready-timeout", "30"]].concat();
+        let mut command = daemon.command(&[build.as_slice(), options.as_slice()].concat());
+        stdout(command.env("PATH", &path));
+        std::fs::remove_dir_all(&tree).unwrap();
+
+        let made = daemon.client.create(json!({"templateID": "mine:v1"}));
+        assert_eq!(daemon.client.read(&made, "/etc/mark"), "of the directory\n");
+        stdout(&mut daemon.command(&["template", "rm", "mine:v1"]));
+        assert_eq!(daemon.images(), 1, "a sandbox stands on it");
+        assert_eq!(daemon.client.delete(&made.id).0, 204);
+        assert_eq!(daemon.images(), 0);
         daemon.end();
     });
 }
