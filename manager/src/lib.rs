@@ -22,6 +22,7 @@ pub mod fleet;
 pub mod gateway;
 pub mod home;
 pub mod image;
+pub mod listen;
 mod random;
 pub mod registry;
 pub mod rootfs;

@@ -8,9 +8,10 @@ use axum::{Router, middleware};
 use thiserror::Error;
 use tokio::net::TcpListener;
 
-use crate::api::{self, Api};
+use crate::api::{self, Api, Limits};
 use crate::fleet::{self, Adopted, Fleet, Settings};
 use crate::gateway;
+use crate::listen::{Door, Meters};
 
 /// Failures of the daemon's start.
 #[derive(Debug, Error)]
@@ -27,9 +28,6 @@ pub enum Error {
     /// The sandboxes cannot be managed.
     #[error("the sandboxes cannot be managed")]
     Fleet(#[from] fleet::Error),
-    /// Connections cannot be taken any more.
-    #[error("no more connections can be taken")]
-    Serve(#[source] io::Error),
 }
 
 /// How the daemon is reached.
@@ -41,6 +39,10 @@ pub struct Options {
     pub domain: Option<String>,
     /// How it runs sandboxes.
     pub settings: Settings,
+    /// How fast tenants may ask.
+    pub limits: Limits,
+    /// The most connections at a time.
+    pub max_connections: usize,
 }
 
 /// A daemon that listens.
@@ -48,8 +50,8 @@ pub struct Options {
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
-    fleet: Arc<Fleet>,
-    domain: Arc<str>,
+    api: Api,
+    door: Door,
     adopted: Adopted,
 }
 
@@ -67,7 +69,10 @@ impl Server {
         let fleet = Fleet::open(options.settings)?;
         let adopted = fleet.adopt().await?;
         let domain = options.domain.unwrap_or_else(|| format!("localhost:{}", address.port()));
-        Ok(Self { listener, address, fleet, domain: domain.into(), adopted })
+        let meters = Meters { open: fleet.connections(), refused: fleet.refused("connections") };
+        let door = Door::new(options.max_connections, meters);
+        let api = Api::new(fleet, domain.into(), options.limits);
+        Ok(Self { listener, address, api, door, adopted })
     }
 
     /// Where it listens.
@@ -85,34 +90,30 @@ impl Server {
     /// # Errors
     /// The registry's.
     pub fn has_keys(&self) -> Result<bool, Error> {
-        let keys = self.fleet.registry().keys().map_err(fleet::Error::from)?;
+        let keys = self.api.fleet.registry().keys().map_err(fleet::Error::from)?;
         Ok(!keys.is_empty())
     }
 
     /// Serves until `stop` comes, then lets the requests under way finish. Sandboxes run on.
-    ///
-    /// # Errors
-    /// [`Error::Serve`].
-    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), Error> {
-        let expiry = tokio::spawn(Arc::clone(&self.fleet).expire());
-        let warm = tokio::spawn(Arc::clone(&self.fleet).keep_warm());
-        let samples = tokio::spawn(Arc::clone(&self.fleet).sample());
-        let fleet = Arc::clone(&self.fleet);
-        let app = app(self.fleet, self.domain).into_make_service_with_connect_info::<SocketAddr>();
-        let served = axum::serve(self.listener, app).with_graceful_shutdown(stop).await;
+    pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) {
+        let fleet = Arc::clone(&self.api.fleet);
+        let expiry = tokio::spawn(Arc::clone(&fleet).expire());
+        let warm = tokio::spawn(Arc::clone(&fleet).keep_warm());
+        let samples = tokio::spawn(Arc::clone(&fleet).sample());
+        let app = app(self.api);
+        self.door.serve(self.listener, app, stop).await;
         expiry.abort();
         samples.abort();
         fleet.close_pool();
         // It only fails by a panic, of which there is word already.
         let _ = warm.await;
         fleet.empty_pool().await;
-        served.map_err(Error::Serve)
     }
 }
 
-fn app(fleet: Arc<Fleet>, domain: Arc<str>) -> Router {
-    let forward = middleware::from_fn_with_state(Arc::clone(&fleet), gateway::guests_first);
-    let api = api::router(Api { fleet, domain });
+fn app(api: Api) -> Router {
+    let forward = middleware::from_fn_with_state(Arc::clone(&api.fleet), gateway::guests_first);
+    let api = api::router(api);
     // Around the whole API: a guest's path may be one of the API's.
     Router::new().fallback_service(api).layer(forward)
 }

@@ -2,70 +2,18 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
-use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+#[path = "serve/daemon.rs"]
+mod daemon;
+
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
-/// A daemon in a home of its own that has no images.
-struct Daemon {
-    home: tempfile::TempDir,
-    child: Child,
-    url: String,
-}
-
-impl Daemon {
-    fn start() -> Self {
-        let home = tempfile::tempdir().unwrap();
-        let mut command = coppice(&home, &["serve", "--listen", "127.0.0.1:0"]);
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let mut url = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
-        Self { home, child, url: url.trim().to_owned() }
-    }
-
-    fn key(&self, more: &[&str]) -> Value {
-        let args = [["key", "create", "--json"].as_slice(), more].concat();
-        let output = coppice(&self.home, &args).output().unwrap();
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    fn ask(&self, method: &str, path: &str, key: Option<&str>, body: &[u8]) -> (u16, Value) {
-        let mut request =
-            ureq::http::Request::builder().method(method).uri(format!("{}{path}", self.url));
-        if let Some(key) = key {
-            request = request.header("X-API-KEY", key);
-        }
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .allow_non_standard_methods(true)
-            .build();
-        let agent = ureq::Agent::new_with_config(config);
-        let mut response = agent.run(request.body(body).unwrap()).unwrap();
-        let mut text = Vec::new();
-        response.body_mut().as_reader().read_to_end(&mut text).unwrap();
-        (response.status().as_u16(), serde_json::from_slice(&text).unwrap_or(Value::Null))
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-fn coppice(home: &tempfile::TempDir, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_coppice"));
-    command.args(args).env("COPPICE_HOME", home.path()).stdin(Stdio::null());
-    command
-}
+use daemon::{Daemon, coppice};
+use serde_json::json;
 
 #[test]
 fn every_route_of_the_document_asks_for_a_key() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let (status, document) = daemon.ask("GET", "/openapi.json", None, b"");
     assert_eq!(status, 200);
     let mut seen = 0;
@@ -85,7 +33,7 @@ fn every_route_of_the_document_asks_for_a_key() {
 
 #[test]
 fn a_removed_key_is_refused_at_once() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let made = daemon.key(&[]);
     let key = made["key"].as_str().unwrap();
     assert_eq!(daemon.ask("GET", "/v2/sandboxes", Some(key), b""), (200, json!([])));
@@ -96,7 +44,7 @@ fn a_removed_key_is_refused_at_once() {
 
 #[test]
 fn every_error_has_a_code_and_a_message() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let made = daemon.key(&[]);
     let key = made["key"].as_str();
     let cases: [(&str, &str, &[u8], u16); 26] = [
@@ -140,10 +88,10 @@ fn every_error_has_a_code_and_a_message() {
 
 #[test]
 fn a_body_that_is_too_long_is_refused_before_it_is_read() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let made = daemon.key(&[]);
     let key = made["key"].as_str().unwrap();
-    let mut stream = TcpStream::connect(daemon.url.strip_prefix("http://").unwrap()).unwrap();
+    let mut stream = daemon.connect();
     let head = format!(
         "POST /v2/sandboxes HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n\
          content-length: 2000000\r\n\r\n"
@@ -160,11 +108,11 @@ fn a_body_that_is_too_long_is_refused_before_it_is_read() {
 /// A client's pool keeps the connection after such an answer, and uses it again.
 #[test]
 fn a_connection_can_be_used_after_an_answer_that_does_not_need_the_body() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let cases =
         [("x-nothing: 1", "HTTP/1.1 401 "), ("e2b-sandbox-id: 0123456789ab", "HTTP/1.1 502 ")];
     for (header, wanted) in cases {
-        let stream = TcpStream::connect(daemon.url.strip_prefix("http://").unwrap()).unwrap();
+        let stream = daemon.connect();
         let mut reader = BufReader::new(&stream);
         for round in 0..2 {
             let head = format!(
@@ -189,7 +137,7 @@ fn a_connection_can_be_used_after_an_answer_that_does_not_need_the_body() {
 
 #[test]
 fn a_template_that_cannot_be_made_is_told_of_and_nothing_stays() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let made = daemon.key(&[]);
     let key = made["key"].as_str();
     let (status, answer) = daemon.ask("POST", "/v2/sandboxes", key, br#"{"templateID":"base"}"#);
@@ -200,7 +148,7 @@ fn a_template_that_cannot_be_made_is_told_of_and_nothing_stays() {
 
 #[test]
 fn a_second_daemon_on_the_address_does_not_start() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let address = daemon.url.strip_prefix("http://").unwrap();
     let second = coppice(&daemon.home, &["serve", "--listen", address]).output().unwrap();
     assert_eq!(second.status.code(), Some(71));
@@ -210,7 +158,7 @@ fn a_second_daemon_on_the_address_does_not_start() {
 
 #[test]
 fn a_signal_ends_it_in_order() {
-    let mut daemon = Daemon::start();
+    let mut daemon = Daemon::start(&[]);
     let pid = i32::try_from(daemon.child.id()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -219,12 +167,10 @@ fn a_signal_ends_it_in_order() {
 
 #[test]
 fn prometheus_reads_the_meters() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let made = daemon.key(&[]);
     daemon.ask("POST", "/v2/sandboxes", made["key"].as_str(), br#"{"templateID":"base"}"#);
-    let mut text = String::new();
-    let mut response = ureq::get(format!("{}/metrics", daemon.url)).call().unwrap();
-    response.body_mut().as_reader().read_to_string(&mut text).unwrap();
+    let text = daemon.meters();
     assert!(text.contains("coppice_stage_seconds_count{stage=\"create\"} 1"), "{text}");
     assert!(text.contains("coppice_sandboxes{state=\"running\"} 0"), "{text}");
 }
@@ -239,7 +185,7 @@ fn ask_for_build(daemon: &Daemon, key: &str) -> (String, String) {
 
 #[test]
 fn what_cannot_be_built_is_refused_and_the_build_waits_on() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let made = daemon.key(&[]);
     let key = made["key"].as_str().unwrap();
     let (_, build) = ask_for_build(&daemon, key);
@@ -266,7 +212,7 @@ fn what_cannot_be_built_is_refused_and_the_build_waits_on() {
 
 #[test]
 fn an_upload_is_as_long_as_it_likes_and_its_tenants_alone() {
-    let daemon = Daemon::start();
+    let daemon = Daemon::start(&[]);
     let keys = ["first", "second"].map(|tenant| daemon.key(&["--tenant", tenant]));
     let [key, other] = keys.each_ref().map(|key| key["key"].as_str().unwrap());
     let (template, build) = ask_for_build(&daemon, key);

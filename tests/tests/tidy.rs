@@ -73,6 +73,7 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
     ("failure", &[]),
     ("image", &[]),
     ("rootfs", &[]),
+    ("listen", &[]),
     ("workdir", &[]),
     ("agent", &["failure"]),
     ("vmm", &["sys"]),
@@ -90,9 +91,9 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
             "template", "vmm", "workdir",
         ],
     ),
-    ("api", &["build", "failure", "fleet", "registry", "store"]),
-    ("gateway", &["agent", "api", "failure", "fleet", "registry", "store"]),
-    ("serve", &["api", "fleet", "gateway"]),
+    ("api", &["build", "failure", "fleet", "listen", "registry", "store"]),
+    ("gateway", &["agent", "api", "failure", "fleet", "listen", "registry", "store"]),
+    ("serve", &["api", "fleet", "gateway", "listen"]),
 ];
 
 fn report(breaches: Vec<String>, rule: &str) {

@@ -1,5 +1,7 @@
 //! Errors as clients get them: a status, and a body with `code` and `message`.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -9,8 +11,9 @@ use utoipa::ToSchema;
 use crate::failure::{Class, chain};
 use crate::fleet;
 
-/// How many seconds a client is to wait before it asks again for what the host cannot do now.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("5");
+/// How many seconds a client is to wait before it asks again for what cannot be done now, if
+/// nothing better is known.
+const RETRY_AFTER: u64 = 5;
 
 /// The most bytes of an error's text.
 const MAX_TEXT: usize = 4096;
@@ -29,12 +32,21 @@ pub struct ErrorBody {
 pub struct Failure {
     status: StatusCode,
     message: String,
+    /// Seconds until it may be asked for again.
+    retry_after: u64,
 }
 
 impl Failure {
     /// An error with this status and text.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into() }
+        Self { status, message: message.into(), retry_after: RETRY_AFTER }
+    }
+
+    /// A limit on how often something may be asked for; it may be again after `wait`.
+    pub fn too_fast(message: &str, wait: Duration) -> Self {
+        let retry_after = wait.as_secs().saturating_add(1);
+        let message = format!("{message}: wait {retry_after} s");
+        Self { retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, message) }
     }
 
     /// The request is not understood or not supported.
@@ -56,8 +68,8 @@ impl Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
-            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        if [StatusCode::SERVICE_UNAVAILABLE, StatusCode::TOO_MANY_REQUESTS].contains(&self.status) {
+            response.headers_mut().insert(header::RETRY_AFTER, self.retry_after.into());
         }
         response
     }
@@ -101,7 +113,7 @@ impl From<fleet::Error> for Failure {
         if status.is_server_error() {
             tracing::error!(error = message, "a request failed");
         }
-        Self { status, message }
+        Self::new(status, message)
     }
 }
 

@@ -1,13 +1,16 @@
 //! The REST API: E2B's control plane, and the checkpoint trees on top of it.
 //!
-//! A handler checks who asks and what for, has the fleet do it, and says what came of it. Every
+//! Who asks is known before a request's body is read. A handler checks what for, has the fleet do
+//! it, and says what came of it. Every
 //! error has a body with `code` and `message`: clients of E2B fail on others. The OpenAPI document
 //! at `/openapi.json` is made from the handlers themselves.
 
 mod auth;
+mod body;
 mod error;
 mod list;
 mod observe;
+mod rate;
 mod sandboxes;
 mod snapshots;
 mod tags;
@@ -17,11 +20,8 @@ mod types;
 
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
-use axum::http::header::{CONNECTION, CONTENT_LENGTH};
-use axum::middleware::Next;
-use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, put};
 use axum::{Json, Router, middleware};
 use utoipa::OpenApi;
@@ -30,10 +30,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::fleet::Fleet;
+pub(crate) use body::{after as after_body, closing};
 pub use error::{ErrorBody, Failure};
-
-/// The most bytes of a request's body.
-const MAX_BODY: usize = 1 << 20;
+pub use rate::Limits;
+use rate::Rates;
 
 /// What all handlers have.
 #[derive(Debug, Clone)]
@@ -42,6 +42,14 @@ pub struct Api {
     pub fleet: Arc<Fleet>,
     /// Domain under which sandboxes are reached, with the port if it is not the usual one.
     pub domain: Arc<str>,
+    rates: Arc<Rates>,
+}
+
+impl Api {
+    /// The API of a fleet whose sandboxes are told to be in a domain.
+    pub fn new(fleet: Arc<Fleet>, domain: Arc<str>, limits: Limits) -> Self {
+        Self { fleet, domain, rates: Arc::new(Rates::new(limits)) }
+    }
 }
 
 #[derive(OpenApi)]
@@ -54,7 +62,7 @@ struct Document;
 
 /// The API as a router, with its OpenAPI document.
 pub fn router(api: Api) -> Router {
-    let fleet = Arc::clone(&api.fleet);
+    let (fleet, admitted) = (Arc::clone(&api.fleet), api.clone());
     let uploads = put(templates::upload).with_state(api.clone());
     let (router, document) = described().with_state(api).split_for_parts();
     let document = Arc::new(document);
@@ -70,31 +78,10 @@ pub fn router(api: Api) -> Router {
             ))
         })
         .layer(DefaultBodyLimit::disable())
-        .layer(middleware::from_fn(read_whole))
+        .layer(middleware::from_fn_with_state(admitted, auth::admit))
         // Not below the layer above: files are far longer than what may be in memory.
         .route(templates::UPLOADS, uploads)
         .layer(middleware::map_response(error::in_form))
-}
-
-/// Reads the whole body before anything is answered: an answer that comes earlier leaves a
-/// connection that looks usable to the client and is not. A body that says it is too long is not
-/// read.
-async fn read_whole(request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
-    let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    let fits = length.is_none_or(|length| length.parse().is_ok_and(|n: usize| n <= MAX_BODY));
-    let body = match fits {
-        true => axum::body::to_bytes(body, MAX_BODY).await.ok(),
-        false => None,
-    };
-    match body {
-        Some(body) => next.run(Request::from_parts(parts, body.into())).await,
-        None => {
-            let text = format!("a body has at most {MAX_BODY} bytes");
-            let failure = Failure::new(StatusCode::PAYLOAD_TOO_LARGE, text);
-            ([(CONNECTION, "close")], failure).into_response()
-        }
-    }
 }
 
 fn described() -> OpenApiRouter<Api> {

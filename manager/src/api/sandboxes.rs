@@ -5,7 +5,7 @@ use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode};
 
-use super::auth::Caller;
+use super::auth::{Caller, may_create};
 use super::types::{
     Listed, NewSandbox, Pause, Refresh, Resume, Sandbox, Timeout, parse, timeout_ms, with_memory,
 };
@@ -52,6 +52,7 @@ pub(super) async fn create_v2(
 }
 
 async fn create(api: &Api, order: Order) -> Result<(StatusCode, Json<Sandbox>), Failure> {
+    may_create(api, &order.tenant, 1)?;
     let member = api.fleet.create(order).await?;
     Ok((StatusCode::CREATED, Json(Sandbox::of(member.shown(), api))))
 }

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::auth::Caller;
+use super::auth::{Caller, may_create};
 use super::types::{Fork, Forked, NewSnapshot, Sandbox, Snapshot, parse, timeout_ms, with_memory};
 use super::{Api, ErrorBody, Failure};
 use crate::registry::{Template, TemplateKind};
@@ -92,6 +92,7 @@ pub(super) async fn fork(
         return Err(Failure::bad(format!("count is 1 to {MAX_FORKS}")));
     }
     let member = api.fleet.find(&tenant, &id)?;
+    may_create(&api, &tenant, count)?;
     let forks = api.fleet.fork(&member, count, timeout).await?;
     let forks = forks.into_iter().map(|fork| match fork {
         Ok(member) => Forked::Sandbox(Sandbox::of(member.shown(), &api)),

@@ -3,6 +3,8 @@
 //! A build is asked for, files that its steps copy are uploaded, it is started, and then looked at
 //! until it is over.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
@@ -25,6 +27,8 @@ use crate::registry::{Build, BuildState, Template, TemplateKind};
 
 /// Path below which files are uploaded.
 pub(super) const UPLOADS: &str = "/uploads/{secret}";
+/// How long an upload may be silent.
+const STALLED: Duration = Duration::from_secs(60);
 /// The most lines of a log in an answer.
 const MAX_LINES: usize = 100;
 
@@ -133,7 +137,8 @@ pub(super) async fn upload(
 }
 
 async fn receive(mut upload: Upload, mut body: Body) -> Result<Upload, Failure> {
-    while let Some(frame) = body.frame().await {
+    let stalled = |_| Failure::new(StatusCode::REQUEST_TIMEOUT, "the upload has stalled");
+    while let Some(frame) = timeout(STALLED, body.frame()).await.map_err(stalled)? {
         let frame = frame.map_err(|_| Failure::bad("the upload broke off"))?;
         if let Some(piece) = frame.data_ref() {
             upload.write(piece).await?;

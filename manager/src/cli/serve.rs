@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use coppice_manager::api::Limits;
 use coppice_manager::failure::{Class, Failure, chain};
 use coppice_manager::fleet::Settings;
 use coppice_manager::home::Home;
@@ -34,6 +35,15 @@ pub(super) struct Args {
     /// The most sandboxes, running and paused, of each tenant
     #[arg(long, value_name = "N", default_value_t = 1000)]
     max_sandboxes: usize,
+    /// Requests of each tenant per second; twice as many may come at once
+    #[arg(long, value_name = "N", default_value_t = 500)]
+    max_requests: u32,
+    /// Sandboxes that each tenant may make per second; ten times as many may come at once
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    max_creates: u32,
+    /// The most connections at a time; one address may have a quarter of them
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    max_connections: usize,
     /// Memory in MiB that new sandboxes leave free on the host
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     reserve: u64,
@@ -66,7 +76,13 @@ async fn attempt(args: Args) -> Result<(), Failure> {
         max_per_tenant: args.max_sandboxes,
         reserve: args.reserve.saturating_mul(1 << 20),
     };
-    let options = Options { listen: args.listen, domain: args.domain, settings };
+    let options = Options {
+        listen: args.listen,
+        domain: args.domain,
+        settings,
+        limits: Limits { requests: args.max_requests, creates: args.max_creates },
+        max_connections: args.max_connections,
+    };
     let server = Server::start(options).await.map_err(|error| failed(&error))?;
     let (address, adopted) = (server.address(), server.adopted());
     tracing::info!(
@@ -87,14 +103,14 @@ async fn attempt(args: Args) -> Result<(), Failure> {
         let signal = signals.next().await;
         tracing::info!(signal, "ending; sandboxes run on");
     };
-    server.run(stop).await.map_err(|error| failed(&error))
+    server.run(stop).await;
+    Ok(())
 }
 
 fn failed(error: &Error) -> Failure {
     let (class, remedy) = match error {
         Error::Listen { .. } => (Class::Host, "choose another --listen, or end who has it"),
         Error::Fleet(_) => (Class::StoreDamaged, "see what `coppice fsck` says"),
-        Error::Serve(_) => (Class::Host, "see `ulimit -n`"),
     };
     Failure::new(class, chain(error), remedy)
 }

@@ -4,8 +4,8 @@
 use std::time::Instant;
 
 use prometheus::{
-    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 use super::{Fleet, blocking};
@@ -24,6 +24,8 @@ pub(super) struct Meters {
     states: IntGaugeVec,
     memory: IntGaugeVec,
     ended: IntCounter,
+    refused: IntCounterVec,
+    connections: IntGauge,
     starting: IntGauge,
     pool: IntGauge,
 }
@@ -55,6 +57,16 @@ impl Meters {
             "coppice_sandboxes_ended_total",
             "Sandboxes whose machines ended by themselves.",
         )?;
+        let refused = IntCounterVec::new(
+            Opts::new(
+                "coppice_refused_total",
+                "What a limit did not let in. connections: there were too many; requests, creates: \
+                 a tenant asked too fast; keys: an address tried too many wrong ones; queue: too \
+                 many waited to be started; quota: the tenant had as many as it may.",
+            ),
+            &["limit"],
+        )?;
+        let connections = IntGauge::new("coppice_connections", "Connections of clients.")?;
         let starting = IntGauge::new("coppice_starting", "Machines that are being started.")?;
         let pool = IntGauge::new("coppice_pool", "Machines that are prepared and not used.")?;
         all.register(Box::new(pool.clone()))?;
@@ -63,7 +75,9 @@ impl Meters {
         all.register(Box::new(memory.clone()))?;
         all.register(Box::new(ended.clone()))?;
         all.register(Box::new(starting.clone()))?;
-        Ok(Self { all, stages, states, memory, ended, starting, pool })
+        all.register(Box::new(refused.clone()))?;
+        all.register(Box::new(connections.clone()))?;
+        Ok(Self { all, stages, states, memory, ended, refused, connections, starting, pool })
     }
 
     /// Begins to measure a stage, which ends when the value is dropped.
@@ -123,6 +137,16 @@ impl Drop for Starting {
 }
 
 impl Fleet {
+    /// Counts what a limit of this name did not let in.
+    pub fn refused(&self, limit: &str) -> IntCounter {
+        self.meters.refused.with_label_values(&[limit])
+    }
+
+    /// How many connections clients have.
+    pub fn connections(&self) -> IntGauge {
+        self.meters.connections.clone()
+    }
+
     /// All meters, in the text form that Prometheus reads.
     pub async fn measured(&self) -> String {
         let meters = &self.meters;

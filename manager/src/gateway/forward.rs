@@ -10,6 +10,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::UnixStream;
 
 use crate::agent::{self, Agent};
+use crate::listen::Place;
 
 /// Headers about a connection and not about what goes over it (RFC 9110, section 7.6.1), besides
 /// those that `Connection` names.
@@ -58,6 +59,7 @@ pub(super) async fn exchange(
     // Its failures surface in the exchange.
     tokio::spawn(async move { drop(connection.with_upgrades().await) });
     let upgrade = upgrade_of(request.headers());
+    let place = request.extensions().get::<Place>().cloned();
     let client = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
     let request = passed_on(request, upgrade.as_ref())?;
     let mut response = sender.send_request(request).await.map_err(Error::Http)?;
@@ -65,6 +67,7 @@ pub(super) async fn exchange(
     if let Some(client) = client.filter(|_| upgraded) {
         let guest = hyper::upgrade::on(&mut response);
         tokio::spawn(async move {
+            let _place = place;
             let (Ok(client), Ok(guest)) = tokio::join!(client, guest) else { return };
             let (mut client, mut guest) = (TokioIo::new(client), TokioIo::new(guest));
             // Either end may break off at any time.

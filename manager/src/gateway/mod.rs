@@ -8,7 +8,6 @@ mod forward;
 mod target;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -17,18 +16,15 @@ use axum::response::{IntoResponse as _, Response};
 use axum::{Json, http};
 use coppice_agent_protocol::ENVD_PORT;
 use http::StatusCode;
-use http::header::CONNECTION;
 use serde_json::json;
 use tokio::net::UnixStream;
 
+use crate::api::{after_body, closing};
 use crate::fleet::{Fleet, Member};
 use crate::registry::{self, now_ms};
 use crate::store::Id;
 use target::Target;
 
-/// The most bytes of a body that are read for nothing, and the longest time they may take.
-const MAX_UNREAD: usize = 64 * 1024;
-const UNREAD_TIME: Duration = Duration::from_secs(1);
 /// Paths of the agent that only the manager may ask for.
 const INTERNAL: [&str; 7] =
     ["/init", "/freeze", "/unfreeze", "/fsfreeze", "/fsthaw", "/collapse", "/upgrade"];
@@ -89,22 +85,6 @@ fn no_answer(target: &Target, member: &Member, error: &forward::Error) -> Respon
         }
         _ => gone(&target.sandbox),
     }
-}
-
-/// Reads what a client still sends before it gets an answer that does not depend on it: otherwise
-/// the connection looks usable to it and is not. What is long or does not come ends it.
-async fn after_body(body: Body, response: Response) -> Response {
-    let rest = axum::body::to_bytes(body, MAX_UNREAD);
-    match tokio::time::timeout(UNREAD_TIME, rest).await {
-        Ok(Ok(_)) => response,
-        Ok(Err(_)) | Err(_) => closing(response),
-    }
-}
-
-/// An answer after which the connection ends.
-fn closing(mut response: Response) -> Response {
-    response.headers_mut().insert(CONNECTION, http::HeaderValue::from_static("close"));
-    response
 }
 
 /// Resumes a paused sandbox that is to go on when it is asked something.
