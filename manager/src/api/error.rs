@@ -92,8 +92,10 @@ impl From<fleet::Error> for Failure {
             Error::Name { .. } | Error::BuiltIn { .. } | Error::Unbuildable(_) => {
                 StatusCode::BAD_REQUEST
             }
-            Error::Quota { .. } | Error::Uploads { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Error::Memory => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Quota { .. } | Error::Queue { .. } | Error::Uploads { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
+            Error::Memory | Error::Busy => StatusCode::SERVICE_UNAVAILABLE,
             Error::Sandbox(error) => status_of(error.failure().class),
             Error::Store(error) => status_of(error.failure().class),
             Error::Diff(error) => status_of(error.failure().class),

@@ -191,9 +191,7 @@ pub(super) async fn resume(
     with_memory(memory)?;
     let member = api.fleet.find(&tenant, &id)?;
     let timeout = timeout_ms(timeout.unwrap_or(TIMEOUT_V1))?;
-    if !api.fleet.resume(&member, timeout).await? {
-        return Err(Failure::new(StatusCode::CONFLICT, format!("sandbox {id} is running")));
-    }
+    api.fleet.resume(&member, timeout).await?;
     Ok((StatusCode::CREATED, Json(Sandbox::of(member.shown(), &api))))
 }
 
@@ -235,7 +233,7 @@ async fn connect(
     with_memory(memory)?;
     let member = api.fleet.find(tenant, id)?;
     let timeout = timeout_ms(timeout.unwrap_or(TIMEOUT_V2))?;
-    let resumed = api.fleet.resume(&member, timeout).await?;
+    let resumed = api.fleet.wake_or_extend(&member, timeout).await?;
     let status = if resumed { StatusCode::CREATED } else { StatusCode::OK };
     Ok((status, Json(Sandbox::of(member.shown(), api))))
 }

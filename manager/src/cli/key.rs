@@ -2,7 +2,7 @@
 
 use coppice_manager::failure::{Class, Failure, chain};
 use coppice_manager::home::Home;
-use coppice_manager::registry::{self, Registry, Tenant};
+use coppice_manager::registry::{self, Quota, Registry, Tenant};
 use coppice_manager::store::Store;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,11 +11,13 @@ use super::table::{age, columns};
 /// Explains what a tenant is.
 pub(super) const HELP: &str = "\
 A key belongs to a tenant, and tenants do not see each other's sandboxes. Keys are kept as hashes:
-a key is shown once, when it is made. A removed key is refused at once.
+a key is shown once, when it is made. A removed key is refused at once. Limits are the tenant's:
+those of a new key go before those that were set with an earlier one.
 
 Examples:
   export E2B_API_KEY=$(coppice key create)
   coppice key create --tenant team-a --json
+  coppice key create --tenant team-a --max-sandboxes 20 --max-memory 8192
   coppice key rm 1f2e3d4c";
 
 /// Arguments of `coppice key`.
@@ -32,6 +34,15 @@ enum Command {
         /// Whose it is
         #[arg(long, value_name = "NAME", default_value = "default")]
         tenant: String,
+        /// The most sandboxes, running and paused, of the tenant
+        #[arg(long, value_name = "N")]
+        max_sandboxes: Option<u64>,
+        /// The most memory of those that are not paused
+        #[arg(long, value_name = "MIB")]
+        max_memory: Option<u64>,
+        /// The most vCPUs of those that are not paused
+        #[arg(long, value_name = "N")]
+        max_vcpus: Option<u64>,
         /// Print a JSON object
         #[arg(long)]
         json: bool,
@@ -68,8 +79,13 @@ fn attempt(command: &Command) -> Result<String, Failure> {
     Store::open(&home).map_err(|error| error.failure())?;
     let registry = Registry::open(home.path()).map_err(|error| failed(&error))?;
     match command {
-        Command::Create { tenant, json } => {
+        Command::Create { tenant, max_sandboxes, max_memory, max_vcpus, json } => {
             let tenant = Tenant::new(tenant).map_err(|error| failed(&error))?;
+            let (sandboxes, memory_mib, vcpus) = (*max_sandboxes, *max_memory, *max_vcpus);
+            let quota = Quota { sandboxes, memory_mib, vcpus };
+            if quota != Quota::default() {
+                registry.set_quota(&tenant, quota).map_err(|error| failed(&error))?;
+            }
             let new = registry.create_key(tenant).map_err(|error| failed(&error))?;
             Ok(if *json { format!("{}\n", as_json(&new)?) } else { format!("{}\n", new.key) })
         }

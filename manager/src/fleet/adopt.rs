@@ -6,6 +6,7 @@ use std::sync::Arc;
 use coppice_vmm_protocol::VmState;
 
 use super::lifecycle::is_labelled;
+use super::quota::Usage;
 use super::{Error, Fleet, Member, blocking};
 use crate::registry::{Row, State};
 use crate::sandbox::{self, Kept};
@@ -45,7 +46,7 @@ impl Fleet {
         self.registry.interrupt_builds("the daemon ended while the template was built")?;
         let mut adopted = Adopted::default();
         for row in self.registry.sandboxes()? {
-            let (id, member) = (row.id.clone(), Arc::new(Member::new(row)));
+            let (id, member) = (row.id.clone(), Arc::new(Member::new(row, Usage::default())));
             self.members().insert(id.clone(), Arc::clone(&member));
             match self.settle(&member).await {
                 Ok(Some(State::Running)) => adopted.running += 1,

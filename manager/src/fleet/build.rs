@@ -13,6 +13,8 @@ use tokio::time::timeout;
 
 use super::create::{Birth, prove};
 use super::lifecycle::labels;
+use super::queue::Start;
+use super::quota::Usage;
 use super::tags::checked_tags;
 use super::template::{BASE, MEMORY_MIB, VCPUS};
 use super::{Error, Fleet, Member, blocking};
@@ -355,8 +357,11 @@ impl Fleet {
         };
         let template = match origin {
             Origin::Fresh(config) => {
-                let member = self.announce(&row)?;
-                let booted = self.boot(&member, *config).await;
+                let usage = Usage::running(config.vcpus, config.memory_mib);
+                let reservation = self.reserve(&build.tenant, usage)?;
+                let start = self.wait_to_start(&build.tenant).await?;
+                let member = self.announce(&row, reservation)?;
+                let booted = self.boot(&member, *config, start).await;
                 let kept = self.or_forget(&member, booted)?;
                 return Ok((member, kept, GuestSettings::default()));
             }
@@ -365,16 +370,17 @@ impl Fleet {
         };
         let (from, guest) = (template.checkpoint, template.defaults);
         let machine = self.machine_of(&from).await?;
-        let member = self.announce(&row)?;
-        let birth = Birth { row, from, machine, guest: guest.clone(), shell: None };
+        let reservation = self.reserve(&build.tenant, Usage::of(&machine))?;
+        let start = self.wait_to_start(&build.tenant).await?;
+        let member = self.announce(&row, reservation)?;
+        let birth = Birth { row, from, machine, guest: guest.clone(), shell: None, start };
         let started = self.start(&member, birth).await;
         let kept = self.or_forget(&member, started)?;
         Ok((member, kept, guest))
     }
 
-    async fn boot(&self, member: &Member, config: Config) -> Result<Kept, Error> {
+    async fn boot(&self, member: &Member, config: Config, _start: Start) -> Result<Kept, Error> {
         let (store, id) = (self.store.clone(), member.id().clone());
-        let _start = self.starts.acquire().await;
         blocking(move || async move {
             let booted = Kept::boot(&store, &config, Some(id.clone()), None, pending()).await;
             let (kept, _time) = booted?;

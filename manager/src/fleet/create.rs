@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
+use super::queue::Start;
+use super::quota::{Reservation, Usage};
 use super::template::BASE;
 use super::{Error, Fleet, Member, blocking};
-use crate::agent::{Agent, Start};
+use crate::agent::{self, Agent};
 use crate::random::random_bytes;
 use crate::registry::{Earlier, OnTimeout, Row, State, Template, Tenant, now_ms};
 use crate::sandbox::{Kept, Shell};
@@ -47,14 +49,18 @@ pub(super) struct Birth {
     pub(super) guest: GuestSettings,
     /// What it is put into, if that was prepared.
     pub(super) shell: Option<Shell>,
+    /// That it may be started now.
+    pub(super) start: Start,
 }
 
 impl Fleet {
     /// Makes a sandbox; it has run a command when this returns. On failure nothing is left of it.
+    /// Until it is its turn to be started, this can be dropped and nothing has happened; from then
+    /// on it is made, whoever waits for it.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`], [`Error::Quota`], [`Error::Memory`], [`Error::KeyReused`], or why
-    /// it does not start.
+    /// [`Error::NoTemplate`], [`Error::Quota`], [`Error::Queue`], [`Error::Busy`],
+    /// [`Error::Memory`], [`Error::KeyReused`], or why it does not start.
     pub async fn create(self: &Arc<Self>, order: Order) -> Result<Arc<Member>, Error> {
         let _stage = self.meters.stage("create");
         if let Some(earlier) = self.earlier(&order).await? {
@@ -62,6 +68,11 @@ impl Fleet {
         }
         let template = self.template(&order.tenant, &order.template).await?;
         let machine = self.machine_of(&template.checkpoint).await?;
+        let (reservation, start) = self.turn_for(&order.tenant, &machine).await?;
+        // The same request may have come again, and its turn before.
+        if let Some(earlier) = self.earlier(&order).await? {
+            return Ok(earlier);
+        }
         let (id, shell) = self.place_for(&machine)?;
         let row = Row {
             id,
@@ -81,8 +92,33 @@ impl Fleet {
         }
         let access_token = order.secure.then(token).transpose()?;
         let guest = template.defaults.overlaid(access_token, order.envs);
-        let birth = Birth { row, from: template.checkpoint, machine, guest, shell };
-        self.bear(birth, order.timeout_ms).await
+        let birth = Birth { row, from: template.checkpoint, machine, guest, shell, start };
+        self.bear(birth, reservation, order.timeout_ms).await
+    }
+
+    /// Waits until a tenant may start one more such machine.
+    async fn turn_for(
+        &self,
+        tenant: &Tenant,
+        machine: &Machine,
+    ) -> Result<(Reservation, Start), Error> {
+        self.expect_memory()?;
+        let reservation = self.reserve(tenant, Usage::of(machine))?;
+        let start = self.wait_to_start(tenant).await?;
+        Ok((reservation, start))
+    }
+
+    /// Waits until a tenant may start a machine.
+    pub(super) async fn wait_to_start(&self, tenant: &Tenant) -> Result<Start, Error> {
+        let _stage = self.meters.stage("queue");
+        let start = self.queue.start(tenant).await;
+        start.inspect_err(|_| self.refused("queue").inc())
+    }
+
+    /// Looks whether the host has memory for one more machine.
+    pub(super) fn expect_memory(&self) -> Result<(), Error> {
+        let is_short = free_memory().is_some_and(|free| free < self.settings.reserve);
+        if is_short { Err(Error::Memory) } else { Ok(()) }
     }
 
     /// Makes so many sandboxes that go on from one as it is now, each like it.
@@ -125,20 +161,23 @@ impl Fleet {
         let mut births = JoinSet::new();
         for _ in 0..count {
             let access_token = guest.access_token.is_some().then(token).transpose()?;
-            let (id, shell) = self.place_for(&machine)?;
-            let row = Row {
-                id,
-                state: State::Creating,
-                started_ms: now_ms(),
-                end_ms: u64::MAX,
-                pause: None,
-                ..parent.row()
-            };
             let guest = GuestSettings { access_token, ..guest.clone() };
-            let (from, machine) = (from.clone(), machine.clone());
-            let birth = Birth { row, from, machine, guest, shell };
+            let (from, machine, parent) = (from.clone(), machine.clone(), parent.row());
             let fleet = Arc::clone(self);
-            births.spawn(async move { fleet.bear(birth, timeout_ms).await });
+            births.spawn(async move {
+                let (reservation, start) = fleet.turn_for(&parent.tenant, &machine).await?;
+                let (id, shell) = fleet.place_for(&machine)?;
+                let row = Row {
+                    id,
+                    state: State::Creating,
+                    started_ms: now_ms(),
+                    end_ms: u64::MAX,
+                    pause: None,
+                    ..parent
+                };
+                let birth = Birth { row, from, machine, guest, shell, start };
+                fleet.bear(birth, reservation, timeout_ms).await
+            });
         }
         Ok(births.join_all().await)
     }
@@ -169,8 +208,13 @@ impl Fleet {
         Ok(Some(member).filter(|member| member.is_told()))
     }
 
-    async fn bear(self: &Arc<Self>, birth: Birth, timeout_ms: u64) -> Result<Arc<Member>, Error> {
-        let member = match self.announce(&birth.row) {
+    async fn bear(
+        self: &Arc<Self>,
+        birth: Birth,
+        reservation: Reservation,
+        timeout_ms: u64,
+    ) -> Result<Arc<Member>, Error> {
+        let member = match self.announce(&birth.row, reservation) {
             Ok(member) => member,
             Err(error) => {
                 self.discard(birth.shell).await;
@@ -180,53 +224,63 @@ impl Fleet {
         let (fleet, child) = (Arc::clone(self), Arc::clone(&member));
         let born = async move {
             let _turn = child.turn.lock().await;
-            match fleet.start(&child, birth).await {
-                Ok(kept) => {
-                    let row = Row {
-                        state: State::Running,
-                        end_ms: now_ms().saturating_add(timeout_ms),
-                        ..child.row()
-                    };
-                    fleet.connect(&child, kept)?;
-                    fleet.promise(&child, row)?;
-                    fleet.watch(&child);
-                    Ok(())
-                }
-                Err(error) => {
-                    tracing::warn!(sandbox = %child.id(), %error, "a sandbox did not start");
-                    let why = crate::failure::chain(&error);
-                    fleet.registry.remove_sandbox(&child.row(), &why)?;
-                    fleet.members().remove(child.id());
-                    Err(error)
-                }
+            let started = match fleet.start(&child, birth).await {
+                Ok(kept) => fleet.tell_of(&child, kept, timeout_ms),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = &started {
+                tracing::warn!(sandbox = %child.id(), %error, "a sandbox did not start");
+                fleet.forget(&child, &crate::failure::chain(error)).await;
             }
+            started
         };
         joined(tokio::spawn(born)).await.map(|()| member)
     }
 
-    /// Enters a new sandbox under the tenant's quota.
-    pub(super) fn announce(&self, row: &Row) -> Result<Arc<Member>, Error> {
-        if free_memory().is_some_and(|free| free < self.settings.reserve) {
-            return Err(Error::Memory);
+    /// Promises a new sandbox that runs.
+    fn tell_of(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+        kept: Kept,
+        timeout_ms: u64,
+    ) -> Result<(), Error> {
+        let end_ms = now_ms().saturating_add(timeout_ms);
+        let row = Row { state: State::Running, end_ms, ..member.row() };
+        self.connect(member, kept)?;
+        self.promise(member, row)?;
+        self.watch(member);
+        Ok(())
+    }
+
+    /// Removes a new sandbox that nobody was told of. What cannot be removed now is removed when
+    /// the daemon starts again, which finds that it was being made.
+    async fn forget(&self, member: &Member, why: &str) {
+        if let Err(error) = self.remove(member, why).await {
+            tracing::error!(sandbox = %member.id(), %error, "the rest of a sandbox stays");
+            self.members().remove(member.id());
         }
-        let member = Arc::new(Member::new(row.clone()));
+    }
+
+    /// Enters a new sandbox, for which there was a reservation.
+    pub(super) fn announce(
+        &self,
+        row: &Row,
+        reservation: Reservation,
+    ) -> Result<Arc<Member>, Error> {
+        self.expect_memory()?;
+        let member = Arc::new(Member::new(row.clone(), reservation.usage));
         let mut members = self.members();
-        let own = members.values().filter(|member| member.tenant() == row.tenant).count();
-        let limit = self.settings.max_per_tenant;
-        if own >= limit {
-            return Err(Error::Quota { limit });
-        }
         self.registry.put_sandbox(row)?;
         members.insert(row.id.clone(), Arc::clone(&member));
+        // It counts as a member from now on, and not twice.
+        drop(reservation);
         Ok(member)
     }
 
     pub(super) async fn start(&self, member: &Member, birth: Birth) -> Result<Kept, Error> {
         let (store, program) = (self.store.clone(), self.settings.vmm.clone());
         let id = member.id().clone();
-        let queue = self.meters.stage("queue");
-        let _start = self.starts.acquire().await;
-        drop(queue);
+        let _start = birth.start;
         let _starting = self.meters.starting();
         let [shell_stage, restore_stage, prove_stage] =
             ["shell", "restore", "prove"].map(|name| self.meters.prepared(name));
@@ -279,7 +333,7 @@ pub(super) async fn prove(agent: &Agent) -> Result<(), Error> {
 
 /// Runs a program in a guest that is to succeed and takes no arguments.
 pub(super) async fn run(agent: &Agent, program: &str) -> Result<(), Error> {
-    let mut start = Start::default();
+    let mut start = agent::Start::default();
     start.process.cmd = program.into();
     let mut stream = agent.start(start).await?;
     while let Some(event) = stream.next().await? {

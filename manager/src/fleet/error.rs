@@ -28,12 +28,23 @@ pub enum Error {
         /// Its state.
         state: State,
     },
-    /// The tenant has as many sandboxes as it may.
-    #[error("there are {limit} sandboxes already, which is the limit: remove some first")]
+    /// The tenant would have more than it may.
+    #[error("a tenant has at most {limit} {what}: remove or pause some sandboxes first")]
     Quota {
+        /// Of what.
+        what: &'static str,
+        /// The limit.
+        limit: u64,
+    },
+    /// Too many sandboxes of the tenant wait to be started.
+    #[error("{limit} sandboxes wait to be started already: try later")]
+    Queue {
         /// The limit.
         limit: usize,
     },
+    /// Too many sandboxes wait to be started.
+    #[error("too many sandboxes wait to be started: try later")]
+    Busy,
     /// The host is short of memory.
     #[error("the host has not enough free memory for another sandbox: remove some or try later")]
     Memory,

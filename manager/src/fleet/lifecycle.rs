@@ -3,7 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tokio::sync::OwnedMutexGuard;
+
 use super::create::joined;
+use super::queue::Start;
+use super::quota::Reservation;
 use super::{Error, Fleet, Member, blocking};
 use crate::registry::{DEFAULT_TAG, Row, State, Template, TemplateKind, Tenant, now_ms};
 use crate::sandbox::{CheckpointRequest, Guest, Kept};
@@ -57,11 +61,11 @@ impl Fleet {
                 Ok(made) => {
                     member.set_guest(None);
                     let pause = Some(made.meta.id);
-                    fleet.promise(&member, Row { state: State::Paused, pause, ..member.row() })?;
+                    fleet.note(&member, Row { state: State::Paused, pause, ..member.row() });
                     Ok(true)
                 }
                 Err(error) => {
-                    fleet.promise(&member, Row { state: State::Running, ..member.row() })?;
+                    fleet.note(&member, Row { state: State::Running, ..member.row() });
                     Err(error.into())
                 }
             }
@@ -69,41 +73,71 @@ impl Fleet {
         .await
     }
 
-    /// Has a paused sandbox go on; whether it was paused. One that runs lives at least until
-    /// `end_ms`.
+    /// Has a paused sandbox go on.
     ///
     /// # Errors
-    /// Why it cannot go on; then it stays paused.
+    /// [`Error::State`] unless it is paused, or why it cannot go on; then it stays paused.
     pub async fn resume(
         self: &Arc<Self>,
         member: &Arc<Member>,
         timeout_ms: u64,
+    ) -> Result<(), Error> {
+        let turn = Arc::clone(&member.turn).lock_owned().await;
+        self.wake_in_turn(member, timeout_ms, turn).await
+    }
+
+    /// Has a paused sandbox go on; whether it was paused. One that runs lives at least so much
+    /// longer.
+    ///
+    /// # Errors
+    /// Why it cannot go on; then it stays paused.
+    pub async fn wake_or_extend(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+        timeout_ms: u64,
     ) -> Result<bool, Error> {
+        let turn = Arc::clone(&member.turn).lock_owned().await;
+        let row = member.row();
+        if row.state == State::Running {
+            let end_ms = now_ms().saturating_add(timeout_ms).max(row.end_ms);
+            return self.promise(member, Row { end_ms, ..row }).map(|()| false);
+        }
+        self.wake_in_turn(member, timeout_ms, turn).await.map(|()| true)
+    }
+
+    /// Until it may be started, this can be dropped and nothing has happened.
+    async fn wake_in_turn(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+        timeout_ms: u64,
+        turn: OwnedMutexGuard<()>,
+    ) -> Result<(), Error> {
+        self.expect(member, State::Paused)?;
+        self.expect_memory()?;
+        let reservation = self.reserve(&member.tenant(), member.usage_when_woken())?;
+        let start = self.wait_to_start(&member.tenant()).await?;
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
         joined(tokio::spawn(async move {
-            let _turn = member.turn.lock().await;
-            let row = member.row();
+            let _turn = turn;
             let end_ms = now_ms().saturating_add(timeout_ms);
-            match row.state {
-                State::Running => {
-                    let end_ms = end_ms.max(row.end_ms);
-                    fleet.promise(&member, Row { end_ms, ..row })?;
-                    Ok(false)
-                }
-                State::Paused => fleet.wake(&member, end_ms).await.map(|()| true),
-                state => Err(Error::State { id: row.id.to_string(), state }),
-            }
+            fleet.wake(&member, end_ms, (reservation, start)).await
         }))
         .await
     }
 
-    async fn wake(self: &Arc<Self>, member: &Arc<Member>, end_ms: u64) -> Result<(), Error> {
+    async fn wake(
+        self: &Arc<Self>,
+        member: &Arc<Member>,
+        end_ms: u64,
+        (reservation, start): (Reservation, Start),
+    ) -> Result<(), Error> {
         let _stage = self.meters.stage("resume");
         let row = member.row();
-        self.promise(member, Row { state: State::Resuming, ..row.clone() })?;
+        self.promise(member, Row { state: State::Resuming, end_ms, ..row.clone() })?;
+        // It counts as one that is not paused from now on.
+        drop(reservation);
         let (store, program) = (self.store.clone(), self.settings.vmm.clone());
         let id = member.id().clone();
-        let start = self.starts.acquire().await;
         let woken = blocking(move || async move { Kept::wake(&store, &program, &id).await }).await;
         drop(start);
         match woken {
@@ -112,7 +146,7 @@ impl Fleet {
                 let started_ms = now_ms();
                 let running =
                     Row { state: State::Running, pause: None, started_ms, end_ms, ..row.clone() };
-                self.promise(member, running)?;
+                self.note(member, running);
                 self.watch(member);
                 if let Some(pause) = &row.pause {
                     self.hide(pause).await;
@@ -120,7 +154,7 @@ impl Fleet {
                 Ok(())
             }
             Err(error) => {
-                self.promise(member, Row { state: State::Paused, ..row })?;
+                self.note(member, Row { state: State::Paused, ..row });
                 Err(error.into())
             }
         }
@@ -166,7 +200,8 @@ impl Fleet {
                 return Ok(());
             }
             let _stage = fleet.meters.stage("kill");
-            fleet.promise(&member, Row { state: State::Killing, ..row })?;
+            // Nothing may keep a sandbox from being removed, a full disk least of all.
+            fleet.note(&member, Row { state: State::Killing, ..row });
             fleet.remove(&member, &why).await
         }))
         .await
@@ -184,8 +219,8 @@ impl Fleet {
         if let Some(pause) = member.row().pause {
             self.hide(&pause).await;
         }
-        self.registry.remove_sandbox(&member.row(), why)?;
         self.members().remove(member.id());
+        self.registry.remove_sandbox(&member.row(), why)?;
         Ok(())
     }
 
@@ -318,6 +353,17 @@ impl Fleet {
         member.set_row(row);
         self.expiry.notify_one();
         Ok(())
+    }
+
+    /// Shows what has become of a sandbox, and writes it down. Where that cannot be done now, what
+    /// was written before has the next daemon find it out.
+    pub(super) fn note(&self, member: &Member, row: Row) {
+        if let Err(error) = self.registry.put_sandbox(&row) {
+            let state = row.state.name();
+            tracing::error!(sandbox = %member.id(), state, %error, "a state is not written down");
+        }
+        member.set_row(row);
+        self.expiry.notify_one();
     }
 
     /// Makes the way to a sandbox's guest, and unlocks the sandbox.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::metrics::Samples;
+use super::quota::Usage;
 use crate::registry::{Row, State, Tenant};
 use crate::sandbox::Guest;
 use crate::store::{Id, Machine, SandboxRecord};
@@ -13,7 +14,7 @@ pub struct Member {
     id: Id,
     tenant: Tenant,
     /// Held while its lifecycle changes.
-    pub(super) turn: tokio::sync::Mutex<()>,
+    pub(super) turn: Arc<tokio::sync::Mutex<()>>,
     now: Mutex<Now>,
     samples: Mutex<Samples>,
 }
@@ -21,6 +22,8 @@ pub struct Member {
 #[derive(Debug)]
 struct Now {
     row: Row,
+    /// What it takes when it runs.
+    usage: Usage,
     machine: Option<Machine>,
     disk_bytes: u64,
     token: Option<String>,
@@ -41,14 +44,10 @@ pub struct Shown {
 }
 
 impl Member {
-    pub(super) fn new(row: Row) -> Self {
-        Self {
-            id: row.id.clone(),
-            tenant: row.tenant.clone(),
-            turn: tokio::sync::Mutex::new(()),
-            now: Mutex::new(Now { row, machine: None, disk_bytes: 0, token: None, guest: None }),
-            samples: Mutex::default(),
-        }
+    pub(super) fn new(row: Row, usage: Usage) -> Self {
+        let (id, tenant) = (row.id.clone(), row.tenant.clone());
+        let now = Now { row, usage, machine: None, disk_bytes: 0, token: None, guest: None };
+        Self { id, tenant, turn: Arc::default(), now: Mutex::new(now), samples: Mutex::default() }
     }
 
     /// Its ID.
@@ -59,6 +58,22 @@ impl Member {
     /// Whose it is.
     pub fn tenant(&self) -> Tenant {
         self.tenant.clone()
+    }
+
+    /// Whether it is this tenant's.
+    pub(super) fn is_of(&self, tenant: &Tenant) -> bool {
+        self.tenant == *tenant
+    }
+
+    /// What it takes now.
+    pub(super) fn usage(&self) -> Usage {
+        let now = self.now();
+        if now.row.state == State::Paused { now.usage.paused() } else { now.usage }
+    }
+
+    /// What it takes more when it goes on.
+    pub(super) fn usage_when_woken(&self) -> Usage {
+        self.now().usage.woken()
     }
 
     /// What it is like now.
@@ -98,6 +113,7 @@ impl Member {
 
     pub(super) fn set_machine(&self, record: &SandboxRecord) {
         let mut now = self.now();
+        now.usage = Usage::of(&record.machine);
         now.machine = Some(record.machine.clone());
         now.disk_bytes = record.standing.disks.iter().map(|disk| disk.base.size).sum();
         now.token = record.guest.access_token.clone();

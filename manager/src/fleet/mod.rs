@@ -20,6 +20,8 @@ mod member;
 mod meters;
 mod metrics;
 mod pool;
+mod queue;
+mod quota;
 mod tags;
 mod template;
 mod tree;
@@ -29,7 +31,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 pub use adopt::Adopted;
 pub use build::{BuildRequest, Built};
@@ -44,6 +46,8 @@ pub use upload::{Upload, VALID as UPLOAD_TIME};
 use build::Builds;
 use meters::Meters;
 use pool::Pool;
+use queue::Queue;
+use quota::Reserved;
 use upload::Uploads;
 
 use crate::home::Home;
@@ -75,8 +79,10 @@ pub struct Fleet {
     members: Mutex<BTreeMap<Id, Arc<Member>>>,
     /// A deadline came nearer.
     expiry: Notify,
-    /// Machines being started.
-    starts: Semaphore,
+    /// Machines being started, and those that wait for it.
+    queue: Arc<Queue>,
+    /// What tenants wait for.
+    reserved: Arc<Reserved>,
     meters: Meters,
     pool: Pool,
     /// Held while the built-in template is made.
@@ -105,7 +111,8 @@ impl Fleet {
             expiry: Notify::new(),
             meters: Meters::new()?,
             pool: Pool::default(),
-            starts: Semaphore::new(cpus.saturating_mul(STARTS_PER_CPU)),
+            queue: Queue::new(cpus.saturating_mul(STARTS_PER_CPU)),
+            reserved: Arc::default(),
             base: tokio::sync::Mutex::new(()),
             builds: Builds::default(),
             uploads,
@@ -123,7 +130,7 @@ impl Fleet {
     /// # Errors
     /// [`Error::NotFound`], for those of others too.
     pub fn find(&self, tenant: &Tenant, id: &str) -> Result<Arc<Member>, Error> {
-        let found = self.member(id).filter(|member| member.tenant() == *tenant);
+        let found = self.member(id).filter(|member| member.is_of(tenant));
         found.filter(|member| member.is_told()).ok_or_else(|| Error::NotFound { id: id.into() })
     }
 
@@ -135,7 +142,7 @@ impl Fleet {
     /// All sandboxes of a tenant that were told of, by ID.
     pub fn of_tenant(&self, tenant: &Tenant) -> Vec<Shown> {
         let members = self.members();
-        let own = members.values().filter(|member| member.tenant() == *tenant && member.is_told());
+        let own = members.values().filter(|member| member.is_of(tenant) && member.is_told());
         own.map(|member| member.shown()).collect()
     }
 

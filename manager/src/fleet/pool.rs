@@ -149,8 +149,8 @@ impl Fleet {
     }
 
     async fn make_shell(&self, machine: Machine) -> Result<(), Error> {
-        // Behind the sandboxes that wait now.
-        let _start = self.starts.acquire().await;
+        // Behind all sandboxes that wait.
+        let _start = self.queue.idle().await;
         let id = Id::new().map_err(Error::Random)?;
         self.registry.put_shell(&id)?;
         let (store, program) = (self.store.clone(), self.settings.vmm.clone());

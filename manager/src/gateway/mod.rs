@@ -95,7 +95,7 @@ async fn awake(fleet: &Arc<Fleet>, member: &Arc<Member>) -> Result<(), Response>
     }
     // It gets the time that it had when it was made or connected to last.
     let span = row.end_ms.saturating_sub(row.started_ms).max(row.end_ms.saturating_sub(now_ms()));
-    match fleet.resume(member, span).await {
+    match fleet.wake_or_extend(member, span).await {
         Ok(_) => Ok(()),
         Err(error) => {
             let failure = crate::api::Failure::from(error);

@@ -9,6 +9,7 @@ mod builds;
 mod events;
 mod idempotency;
 mod keys;
+mod quotas;
 mod sandboxes;
 mod shells;
 mod templates;
@@ -26,11 +27,12 @@ pub use builds::{Build, BuildState};
 pub use events::Event;
 pub use idempotency::Earlier;
 pub use keys::{ApiKey, NewKey, Tenant};
+pub use quotas::Quota;
 pub use sandboxes::{OnTimeout, Row, State};
 pub use templates::{DEFAULT_TAG, Template, TemplateKind, is_tag};
 
 /// Version of the tables, kept in `user_version`.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 /// How long to wait for another process, such as `coppice key`, to finish its change.
 const BUSY: Duration = Duration::from_secs(10);
 
@@ -64,6 +66,14 @@ const BUILDS: &str = "
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, created_ms INTEGER NOT NULL, body TEXT NOT NULL
     ) STRICT;
 ";
+
+/// What version 3 has besides.
+const QUOTAS: &str = "
+    CREATE TABLE quotas (tenant TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
+";
+
+/// What each version has besides the one before, from the first on.
+const STEPS: [&str; 3] = [TABLES, BUILDS, QUOTAS];
 
 /// Failures of the registry.
 #[derive(Debug, Error)]
@@ -123,19 +133,12 @@ impl Registry {
         connection.pragma_update(None, "synchronous", "FULL")?;
         let change =
             connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-        match change.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0))? {
-            0 => {
-                change.execute_batch(TABLES)?;
-                change.execute_batch(BUILDS)?;
-                change.pragma_update(None, "user_version", VERSION)?;
-            }
-            1 => {
-                change.execute_batch(BUILDS)?;
-                change.pragma_update(None, "user_version", VERSION)?;
-            }
-            VERSION => {}
-            found => return Err(Error::Version { found }),
+        let found: i64 = change.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        let had = usize::try_from(found).map_err(|_| Error::Version { found })?;
+        for step in STEPS.get(had..).ok_or(Error::Version { found })? {
+            change.execute_batch(step)?;
         }
+        change.pragma_update(None, "user_version", VERSION)?;
         change.commit()?;
         Ok(Self { connection: Mutex::new(connection) })
     }

@@ -257,3 +257,15 @@ fn a_registry_of_the_first_version_is_brought_up_to_date() {
         registry.put_build(&build("a", 1)).unwrap();
     }
 }
+
+#[test]
+fn a_quota_is_its_tenants_and_changes_where_something_is_said() {
+    let (_dir, registry) = registry();
+    assert_eq!(registry.quota_of(&tenant("a")).unwrap(), None);
+    let first = Quota { sandboxes: Some(2), memory_mib: Some(3), vcpus: None };
+    registry.set_quota(&tenant("a"), first).unwrap();
+    registry.set_quota(&tenant("a"), Quota { memory_mib: Some(4), ..Quota::default() }).unwrap();
+    let wanted = Quota { memory_mib: Some(4), ..first };
+    assert_eq!(registry.quota_of(&tenant("a")).unwrap(), Some(wanted));
+    assert_eq!(registry.quota_of(&tenant("b")).unwrap(), None);
+}
