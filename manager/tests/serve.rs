@@ -4,6 +4,12 @@
 
 #[path = "serve/daemon.rs"]
 mod daemon;
+#[path = "serve/limits.rs"]
+mod limits;
+#[path = "serve/paths.rs"]
+mod paths;
+#[path = "serve/smuggling.rs"]
+mod smuggling;
 
 use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::time::Duration;

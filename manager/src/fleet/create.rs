@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
+use super::memory::HostMemory;
 use super::queue::Start;
 use super::quota::{Reservation, Usage};
 use super::template::BASE;
@@ -117,8 +118,8 @@ impl Fleet {
 
     /// Looks whether the host has memory for one more machine.
     pub(super) fn expect_memory(&self) -> Result<(), Error> {
-        let is_short = free_memory().is_some_and(|free| free < self.settings.reserve);
-        if is_short { Err(Error::Memory) } else { Ok(()) }
+        let admits = HostMemory::now().admits(self.settings.reserve);
+        if admits { Ok(()) } else { Err(Error::Memory) }
     }
 
     /// Makes so many sandboxes that go on from one as it is now, each like it.
@@ -350,13 +351,6 @@ pub(super) fn token() -> Result<String, Error> {
     use base64::Engine as _;
     let bytes = random_bytes::<TOKEN>().map_err(Error::Random)?;
     Ok(base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes))
-}
-
-/// Bytes that the host's kernel says could be had without swapping; unknown without `/proc`.
-pub(super) fn free_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// The value of a task that is never cancelled.

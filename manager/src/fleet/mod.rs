@@ -17,6 +17,7 @@ mod error;
 mod expiry;
 mod lifecycle;
 mod member;
+mod memory;
 mod meters;
 mod metrics;
 mod pool;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 
-use super::create::free_memory;
+use super::memory::HostMemory;
 use super::{Error, Fleet, blocking};
 use crate::sandbox::Shell;
 use crate::store::{Id, Machine};
@@ -122,17 +122,19 @@ impl Fleet {
         while !self.pool.closed.load(Ordering::Acquire) {
             // More often than looked at, it is woken.
             let _woken = timeout(CHECK, self.pool.taken.notified()).await;
-            let short_of_memory =
-                || free_memory().is_some_and(|free| free / 2 < self.settings.reserve);
-            self.discard(self.pool.surplus(short_of_memory())).await;
+            let spares = || HostMemory::now().spares(self.settings.reserve);
+            self.discard(self.pool.surplus(!spares())).await;
             while let Some(machine) = self.pool.short_of() {
-                if short_of_memory() || self.pool.closed.load(Ordering::Acquire) {
+                // Behind all sandboxes that wait; meanwhile things may have changed.
+                let start = self.queue.idle().await;
+                if !spares() || self.pool.closed.load(Ordering::Acquire) {
                     break;
                 }
                 if let Err(error) = self.make_shell(machine).await {
                     tracing::warn!(%error, "a machine could not be prepared ahead");
                     break;
                 }
+                drop(start);
             }
         }
     }
@@ -149,8 +151,6 @@ impl Fleet {
     }
 
     async fn make_shell(&self, machine: Machine) -> Result<(), Error> {
-        // Behind all sandboxes that wait.
-        let _start = self.queue.idle().await;
         let id = Id::new().map_err(Error::Random)?;
         self.registry.put_shell(&id)?;
         let (store, program) = (self.store.clone(), self.settings.vmm.clone());

@@ -23,6 +23,9 @@ const HOP: [HeaderName; 6] = [
     HeaderName::from_static("transfer-encoding"),
 ];
 
+/// The most bytes of an answer's head, and of what waits to be sent.
+const MAX_BUFFER: usize = 64 * 1024;
+
 /// Why a guest gave no answer.
 #[derive(Debug, Error)]
 pub(super) enum Error {
@@ -35,6 +38,9 @@ pub(super) enum Error {
     /// The guest's answer is not HTTP, or it ended before it came.
     #[error("the guest broke the exchange off")]
     Http(#[source] hyper::Error),
+    /// The guest went over to another protocol that nobody asked for.
+    #[error("the guest went over to another protocol without being asked to")]
+    Unasked,
     /// The request cannot be written as the guest's.
     #[error("the request cannot be passed on")]
     Request(#[source] axum::http::Error),
@@ -54,13 +60,16 @@ pub(super) async fn exchange(
     stream: UnixStream,
     mut request: Request<Body>,
 ) -> Result<Response<Body>, Error> {
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(MAX_BUFFER);
     let (mut sender, connection) =
-        http1::handshake(TokioIo::new(stream)).await.map_err(Error::Http)?;
+        builder.handshake(TokioIo::new(stream)).await.map_err(Error::Http)?;
     // Its failures surface in the exchange.
     tokio::spawn(async move { drop(connection.with_upgrades().await) });
     let upgrade = upgrade_of(request.headers());
     let place = request.extensions().get::<Place>().cloned();
-    let client = upgrade.is_some().then(|| hyper::upgrade::on(&mut request));
+    let asked = upgrade.is_some();
+    let client = asked.then(|| hyper::upgrade::on(&mut request));
     let request = passed_on(request, upgrade.as_ref())?;
     let mut response = sender.send_request(request).await.map_err(Error::Http)?;
     let upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -73,6 +82,9 @@ pub(super) async fn exchange(
             // Either end may break off at any time.
             let _ = copy_bidirectional(&mut client, &mut guest).await;
         });
+    }
+    if upgraded && !asked {
+        return Err(Error::Unasked);
     }
     let kept = upgrade_of(response.headers()).filter(|_| upgraded);
     strip(response.headers_mut(), kept.as_ref());

@@ -5,6 +5,7 @@
 //! other through the agent, which connects to it in the guest.
 
 mod forward;
+mod internal;
 mod target;
 
 use std::sync::Arc;
@@ -23,11 +24,11 @@ use crate::api::{after_body, closing};
 use crate::fleet::{Fleet, Member};
 use crate::registry::{self, now_ms};
 use crate::store::Id;
+use internal::is_internal;
 use target::Target;
 
-/// Paths of the agent that only the manager may ask for.
-const INTERNAL: [&str; 7] =
-    ["/init", "/freeze", "/unfreeze", "/fsfreeze", "/fsthaw", "/collapse", "/upgrade"];
+/// Header with a key of the API.
+const KEY_HEADER: &str = "x-api-key";
 
 /// Forwards requests for guests; all others go on to the API.
 pub async fn guests_first(
@@ -45,7 +46,8 @@ pub async fn guests_first(
     }
 }
 
-async fn to_guest(fleet: &Arc<Fleet>, target: &Target, request: Request<Body>) -> Response {
+async fn to_guest(fleet: &Arc<Fleet>, target: &Target, mut request: Request<Body>) -> Response {
+    withhold_key(fleet, request.headers_mut());
     match reach(fleet, target, request.uri().path()).await {
         Ok((member, stream)) => match forward::exchange(stream, request).await {
             Ok(response) => response,
@@ -56,13 +58,25 @@ async fn to_guest(fleet: &Arc<Fleet>, target: &Target, request: Request<Body>) -
     }
 }
 
+/// Takes out a tenant's key: a guest must not get to know it. Keys of the guest's own are passed on.
+fn withhold_key(fleet: &Fleet, headers: &mut http::HeaderMap) {
+    let is_ours = |key: &http::HeaderValue| {
+        let found = key.to_str().ok().map(|key| fleet.registry().tenant_of(key));
+        // What cannot be looked up may be one.
+        found.is_some_and(|found| found.is_err() || found.is_ok_and(|tenant| tenant.is_some()))
+    };
+    if headers.get_all(KEY_HEADER).iter().any(is_ours) {
+        headers.remove(KEY_HEADER);
+    }
+}
+
 /// A stream to the port, or the answer that there is none.
 async fn reach(
     fleet: &Arc<Fleet>,
     target: &Target,
     path: &str,
 ) -> Result<(Arc<Member>, UnixStream), Response> {
-    if u32::from(target.port) == ENVD_PORT && INTERNAL.contains(&path) {
+    if u32::from(target.port) == ENVD_PORT && is_internal(path) {
         let body = json!({"code": 404, "message": "there is no such route"});
         return Err((StatusCode::NOT_FOUND, Json(body)).into_response());
     }

@@ -7,7 +7,7 @@
 
 use axum::extract::Request;
 use axum::http::header::HOST;
-use axum::http::{HeaderMap, Uri};
+use axum::http::{HeaderMap, Method, Uri};
 
 use crate::store::Id;
 
@@ -27,6 +27,9 @@ pub(super) struct Target {
 /// What is wrong with it, for its sender.
 pub(super) fn of<T>(request: &Request<T>) -> Result<Option<Target>, &'static str> {
     let host = host(request.uri(), request.headers())?;
+    if request.method() == Method::CONNECT {
+        return Err("CONNECT is not supported");
+    }
     if let Some(host) = &host
         && let Some(target) = named(host)
     {
@@ -66,9 +69,13 @@ fn only<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, &'sta
 /// The host that a request names, without its port.
 fn host(uri: &Uri, headers: &HeaderMap) -> Result<Option<String>, &'static str> {
     let named = only(headers, HOST.as_str())?;
-    // What is in the request line goes before the header.
-    let host = uri.host().or(named);
-    Ok(host.map(|host| without_port(host).to_ascii_lowercase()))
+    let [named, asked] = [named, uri.host()]
+        .map(|host| host.map(|host| without_port(host).trim_end_matches('.').to_ascii_lowercase()));
+    match (asked, named) {
+        // Whoever passed it on may have gone by the one or by the other.
+        (Some(asked), Some(named)) if asked != named => Err("the request names two hosts"),
+        (asked, named) => Ok(asked.or(named)),
+    }
 }
 
 fn without_port(host: &str) -> &str {
@@ -139,6 +146,26 @@ mod tests {
         let twice = [("E2b-Sandbox-Id", ID), ("E2b-Sandbox-Id", "zzzzzzzzzzzz")];
         asked("localhost", &twice).unwrap_err();
         asked("localhost", &[("host", &format!("1-{ID}.localhost"))]).unwrap_err();
+    }
+
+    #[test]
+    fn a_request_that_names_two_hosts_is_refused() {
+        let asked = |uri: &str, host: &str| {
+            of(&Request::builder().uri(uri).header("host", host).body(()).unwrap())
+        };
+        let own = format!("http://80-{ID}.localhost/x");
+        asked(&own, "localhost").unwrap_err();
+        asked("http://localhost/x", &format!("80-{ID}.localhost")).unwrap_err();
+        assert_eq!(asked(&own, &format!("80-{ID}.LOCALHOST:1")), Ok(Some(target(80))));
+        // A dot at the end is the same host.
+        assert_eq!(asked("/x", &format!("80-{ID}.localhost.")), Ok(Some(target(80))));
+    }
+
+    #[test]
+    fn a_tunnel_is_refused() {
+        let request =
+            Request::builder().method(Method::CONNECT).uri(format!("80-{ID}.localhost:80"));
+        of(&request.body(()).unwrap()).unwrap_err();
     }
 
     #[test]

@@ -12,10 +12,12 @@ pub const DEFAULT_TAG: &str = "default";
 /// The most characters of a tag.
 const MAX_TAG: usize = 128;
 
-/// Whether a text can be a tag: letters, digits, `_`, `.` and `-`.
+/// Whether a text can be a tag: letters, digits, `_`, `.` and `-`, the last two not at its
+/// beginning.
 pub fn is_tag(text: &str) -> bool {
     let letter = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
-    (1..=MAX_TAG).contains(&text.len()) && text.bytes().all(letter)
+    let begins = text.bytes().next().is_some_and(|byte| !b".-".contains(&byte));
+    begins && text.len() <= MAX_TAG && text.bytes().all(letter)
 }
 
 /// How a template came about.

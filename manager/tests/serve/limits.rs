@@ -1,16 +1,11 @@
 //! The daemon's limits, at raw sockets: what nobody is known for is not kept, and who asks too
 //! fast is told when to ask again.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
-#[path = "serve/daemon.rs"]
-mod daemon;
-
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use daemon::Daemon;
+use crate::daemon::Daemon;
 use serde_json::json;
 
 /// Sends bytes and reads all until the daemon closes the connection.
