@@ -99,6 +99,7 @@ impl From<fleet::Error> for Failure {
             Error::Sandbox(error) => status_of(error.failure().class),
             Error::Store(error) => status_of(error.failure().class),
             Error::Diff(error) => status_of(error.failure().class),
+            Error::Registry(error) if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
             Error::Home(_)
             | Error::Useless(_)
             | Error::Meters(_)

@@ -107,6 +107,14 @@ pub enum Error {
     Tenant,
 }
 
+impl Error {
+    /// Whether there was no space for what was to be written.
+    pub fn is_full(&self) -> bool {
+        let Self::Sqlite(error) = self else { return false };
+        error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+    }
+}
+
 /// The open registry.
 #[derive(Debug)]
 pub struct Registry {

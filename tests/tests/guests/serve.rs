@@ -2,6 +2,11 @@
 
 mod builds;
 mod client;
+mod crowd;
+mod ends;
 mod faults;
+mod flood;
+mod full;
 mod lifecycle;
+mod reach;
 mod templates;

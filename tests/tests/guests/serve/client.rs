@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use coppice_manager::registry::Registry;
 use serde_json::{Value, json};
 
 use crate::common::{coppice, home, stdout};
@@ -19,13 +20,52 @@ pub(super) struct Daemon {
 
 impl Daemon {
     pub(super) fn start() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::start_with(&[])
+    }
+
+    /// One with more options.
+    pub(super) fn start_with(options: &[&str]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), options)
+    }
+
+    /// One whose home is this directory.
+    pub(super) fn start_in(dir: tempfile::TempDir, options: &[&str]) -> Self {
         for part in ["kernels", "images", "coppice-agent"] {
             symlink(home().path().join(part), dir.path().join(part)).unwrap();
         }
         let key = stdout(&mut command(dir.path(), &["key", "create"])).trim().to_owned();
-        let (child, url) = serve(dir.path());
+        let (child, url) = serve(dir.path(), options);
         Self { dir, child: Some(child), client: Client { url, key } }
+    }
+
+    /// Where its files are.
+    pub(super) fn home(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A meter's value, as Prometheus reads it.
+    pub(super) fn meter(&self, name: &str) -> f64 {
+        let (_, text) = self.client.try_ask("GET", "/metrics", &[], b"").unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
+    }
+
+    /// Memory of the daemon's process that is its own or its share of what others have, in KiB.
+    pub(super) fn pss_kib(&self) -> u64 {
+        let pid = self.child.as_ref().unwrap().id();
+        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    }
+
+    /// Why a sandbox is gone, as it was written down.
+    pub(super) fn why_gone(&self, sandbox: &str) -> Option<String> {
+        let registry = Registry::open(self.dir.path()).unwrap();
+        let events = registry.events_after(0, 10_000).unwrap();
+        let gone =
+            events.into_iter().find(|event| event.sandbox == sandbox && event.kind == "gone");
+        gone.map(|event| event.text)
     }
 
     /// `coppice` with this home.
@@ -57,7 +97,7 @@ impl Daemon {
 
     /// Starts the daemon again; it listens when this returns.
     pub(super) fn start_again(&mut self) {
-        let (child, url) = serve(self.dir.path());
+        let (child, url) = serve(self.dir.path(), &[]);
         self.child = Some(child);
         self.client.url = url;
     }
@@ -105,8 +145,9 @@ fn command(home: &Path, args: &[&str]) -> Command {
     command
 }
 
-fn serve(home: &Path) -> (Child, String) {
-    let mut command = command(home, &["serve", "--listen", "127.0.0.1:0"]);
+fn serve(home: &Path, more: &[&str]) -> (Child, String) {
+    let options = [["serve", "--listen", "127.0.0.1:0"].as_slice(), more].concat();
+    let mut command = command(home, &options);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut url = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
@@ -216,6 +257,34 @@ impl Client {
         );
         let written = self.guest(sandbox, "POST", &format!("/files?path={path}"), body.as_bytes());
         written.map(|(status, _)| status)
+    }
+
+    /// Runs a shell command in a guest as root, to its end; its exit code. Nothing when there is
+    /// no answer.
+    pub(super) fn try_run(&self, sandbox: &Sandbox, command: &str) -> Option<i64> {
+        let start = json!({"process": {"cmd": "/bin/sh", "args": ["-c", command]}}).to_string();
+        let mut body = vec![0];
+        body.extend(u32::try_from(start.len()).unwrap().to_be_bytes());
+        body.extend(start.as_bytes());
+        let headers = [
+            ("e2b-sandbox-id", sandbox.id.as_str()),
+            ("x-access-token", sandbox.token.as_str()),
+            ("authorization", "Basic cm9vdDo="),
+            ("content-type", "application/connect+json"),
+            ("connect-protocol-version", "1"),
+        ];
+        let (status, said) = self.try_ask("POST", "/process.Process/Start", &headers, &body)?;
+        let said = String::from_utf8_lossy(&said);
+        assert_eq!(status, 200, "{said}");
+        let (_, end) = said.split_once("\"end\":")?;
+        let code = end.split_once("\"exitCode\":").map_or("0", |(_, code)| code);
+        let digits: String = code.chars().take_while(|c| c.is_ascii_digit() || *c == '-').collect();
+        digits.parse().ok()
+    }
+
+    /// Runs a shell command in a guest as root; it must succeed.
+    pub(super) fn run(&self, sandbox: &Sandbox, command: &str) {
+        assert_eq!(self.try_run(sandbox, command), Some(0), "{command}");
     }
 
     /// Reads a file in a guest.
