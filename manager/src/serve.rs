@@ -117,3 +117,6 @@ fn app(api: Api) -> Router {
     // Around the whole API: a guest's path may be one of the API's.
     Router::new().fallback_service(api).layer(forward)
 }
+
+#[cfg(test)]
+mod scale;

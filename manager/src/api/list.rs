@@ -1,6 +1,7 @@
 //! Lists of sandboxes, in pages.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Query, State};
@@ -12,8 +13,8 @@ use utoipa::IntoParams;
 use super::auth::Caller;
 use super::types::{Listed, state_word};
 use super::{Api, ErrorBody, Failure};
-use crate::fleet::Shown;
-use crate::registry::Tenant;
+use crate::fleet::Member;
+use crate::registry::{Row, Tenant};
 use crate::store::Id;
 
 /// Header with where the next page begins.
@@ -52,7 +53,7 @@ pub(super) async fn list_v1(
     // The first version knows running ones only, and no pages.
     let wanted = Wanted { state: Some("running".into()), limit: None, next_token: None, ..wanted };
     let found = filtered(&api, &tenant, &wanted)?;
-    Ok(Json(found.into_iter().map(Listed::of).collect()))
+    Ok(Json(listed(&found)))
 }
 
 /// List sandboxes, page by page
@@ -70,17 +71,21 @@ pub(super) async fn list_v2(
     let mut found = filtered(&api, &tenant, &wanted)?;
     if let Some(token) = &wanted.next_token {
         let last = Place::parse(token).ok_or_else(|| Failure::bad("nextToken is not one"))?;
-        found.retain(|shown| comes_after(&Place::of(shown), &last, &wanted));
+        found.retain(|(place, _)| comes_after(place, &last, &wanted));
     }
     let more = found.len() > limit;
     found.truncate(limit);
     let mut headers = HeaderMap::new();
-    if let Some(last) = found.last().filter(|_| more)
-        && let Ok(token) = Place::of(last).token().parse()
+    if let Some((last, _)) = found.last().filter(|_| more)
+        && let Ok(token) = last.token().parse()
     {
         headers.insert(NEXT, token);
     }
-    Ok((headers, Json(found.into_iter().map(Listed::of).collect())))
+    Ok((headers, Json(listed(&found))))
+}
+
+fn listed(found: &[(Place, Arc<Member>)]) -> Vec<Listed> {
+    found.iter().map(|(_, member)| Listed::of(member.shown())).collect()
 }
 
 /// Where a sandbox is in a list: by start, then by ID.
@@ -88,8 +93,8 @@ pub(super) async fn list_v2(
 struct Place(u64, Id);
 
 impl Place {
-    fn of(shown: &Shown) -> Self {
-        Self(shown.row.started_ms, shown.row.id.clone())
+    fn of(row: &Row) -> Self {
+        Self(row.started_ms, row.id.clone())
     }
 
     fn token(&self) -> String {
@@ -111,7 +116,11 @@ fn comes_after(place: &Place, last: &Place, wanted: &Wanted) -> bool {
 }
 
 /// A tenant's sandboxes that are wanted, in order.
-fn filtered(api: &Api, tenant: &Tenant, wanted: &Wanted) -> Result<Vec<Shown>, Failure> {
+fn filtered(
+    api: &Api,
+    tenant: &Tenant,
+    wanted: &Wanted,
+) -> Result<Vec<(Place, Arc<Member>)>, Failure> {
     let order = wanted.order.as_deref().unwrap_or("desc");
     if !["asc", "desc"].contains(&order) {
         return Err(Failure::bad("order is asc or desc"));
@@ -128,9 +137,7 @@ fn filtered(api: &Api, tenant: &Tenant, wanted: &Wanted) -> Result<Vec<Shown>, F
         None => None,
     };
     let states: Option<Vec<&str>> = wanted.state.as_ref().map(|text| text.split(',').collect());
-    let mut found = api.fleet.of_tenant(tenant);
-    found.retain(|shown| {
-        let row = &shown.row;
+    let is_wanted = |row: &Row| {
         let has = |(key, value): (&String, &String)| row.metadata.get(key) == Some(value);
         let template =
             |wanted: &String| *wanted == row.template || row.alias.as_ref() == Some(wanted);
@@ -138,8 +145,14 @@ fn filtered(api: &Api, tenant: &Tenant, wanted: &Wanted) -> Result<Vec<Shown>, F
             && wanted.template.as_ref().is_none_or(template)
             && after.is_none_or(|after| row.started_ms > after)
             && metadata.iter().all(has)
-    });
-    found.sort_by_key(Place::of);
+    };
+    // Only those of the page are copied, of which there may be far more.
+    let place = |member: Arc<Member>| {
+        let place = member.about(|row| is_wanted(row).then(|| Place::of(row)))?;
+        Some((place, member))
+    };
+    let mut found: Vec<_> = api.fleet.of_tenant(tenant).into_iter().filter_map(place).collect();
+    found.sort_by(|(one, _), (other, _)| one.cmp(other));
     if !ascending(wanted) {
         found.reverse();
     }

@@ -20,11 +20,10 @@ impl Fleet {
             let now = now_ms();
             let (mut due, mut next) = (Vec::new(), None::<u64>);
             for member in self.members().values() {
-                let row = member.row();
-                match row.state {
-                    State::Running if row.end_ms <= now => due.push(Arc::clone(member)),
-                    State::Running => {
-                        next = Some(next.map_or(row.end_ms, |next| next.min(row.end_ms)));
+                match member.about(|row| (row.state, row.end_ms)) {
+                    (State::Running, end_ms) if end_ms <= now => due.push(Arc::clone(member)),
+                    (State::Running, end_ms) => {
+                        next = Some(next.map_or(end_ms, |next| next.min(end_ms)));
                     }
                     _ => {}
                 }
@@ -41,7 +40,7 @@ impl Fleet {
     async fn end_of_time(self: Arc<Self>, member: Arc<Member>, now: u64) {
         // It may have got more time, or have been paused, while others had their turn.
         let over = move |row: &Row| row.state == State::Running && row.end_ms <= now;
-        let ended = match member.row().on_timeout {
+        let ended = match member.about(|row| row.on_timeout) {
             OnTimeout::Kill => self.kill_if(&member, over, "its time was over").await,
             OnTimeout::Pause => self.pause_if(&member, over).await.map(drop),
         };

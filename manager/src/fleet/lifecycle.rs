@@ -330,12 +330,14 @@ impl Fleet {
     /// Removes a checkpoint from sight, unless a template or a paused sandbox needs it. What
     /// stands on it is not touched; a failure leaves a file more until it is removed by hand.
     pub(super) async fn hide(&self, checkpoint: &Id) {
-        let paused = |member: &Arc<Member>| member.row().pause.as_ref() == Some(checkpoint);
         if self.registry.is_template(checkpoint).unwrap_or(true) {
             return;
         }
         let waits = self.members().values().any(|member| {
-            paused(member) && matches!(member.state(), State::Paused | State::Resuming)
+            member.about(|row| {
+                row.pause.as_ref() == Some(checkpoint)
+                    && matches!(row.state, State::Paused | State::Resuming)
+            })
         });
         if waits {
             return;

@@ -87,6 +87,11 @@ impl Member {
         }
     }
 
+    /// What is said about what was promised, without a copy of that.
+    pub fn about<T>(&self, say: impl FnOnce(&Row) -> T) -> T {
+        say(&self.now().row)
+    }
+
     /// Its state.
     pub fn state(&self) -> State {
         self.now().row.state

@@ -23,6 +23,8 @@ mod metrics;
 mod pool;
 mod queue;
 mod quota;
+#[cfg(test)]
+pub(crate) mod stub;
 mod tags;
 mod template;
 mod tree;
@@ -141,10 +143,10 @@ impl Fleet {
     }
 
     /// All sandboxes of a tenant that were told of, by ID.
-    pub fn of_tenant(&self, tenant: &Tenant) -> Vec<Shown> {
+    pub fn of_tenant(&self, tenant: &Tenant) -> Vec<Arc<Member>> {
         let members = self.members();
         let own = members.values().filter(|member| member.is_of(tenant) && member.is_told());
-        own.map(|member| member.shown()).collect()
+        own.cloned().collect()
     }
 
     fn members(&self) -> MutexGuard<'_, BTreeMap<Id, Arc<Member>>> {

@@ -130,33 +130,8 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::Settings;
-    use crate::home::Home;
-    use crate::registry::{OnTimeout, Row, State};
-    use crate::store::Id;
-
-    fn fleet(max_per_tenant: usize) -> (tempfile::TempDir, Arc<Fleet>) {
-        let dir = tempfile::tempdir().unwrap();
-        let (home, vmm) = (Home::at(dir.path().to_owned()), dir.path().join("none"));
-        let fleet = Fleet::open(Settings { home, vmm, max_per_tenant, reserve: 0 }).unwrap();
-        (dir, fleet)
-    }
-
-    fn row(tenant: &Tenant) -> Row {
-        Row {
-            id: Id::new().unwrap(),
-            tenant: tenant.clone(),
-            state: State::Creating,
-            template: "base".into(),
-            alias: None,
-            started_ms: 0,
-            end_ms: u64::MAX,
-            on_timeout: OnTimeout::Kill,
-            auto_resume: false,
-            metadata: BTreeMap::new(),
-            pause: None,
-        }
-    }
+    use crate::fleet::stub::{fleet, row};
+    use crate::registry::{Row, State};
 
     /// What waits counts as what is there, and what becomes there counts once.
     #[test]

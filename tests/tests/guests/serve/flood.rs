@@ -74,7 +74,7 @@ fn a_guest_that_floods_hinders_nobody_else_and_is_not_kept() {
         let mut held: Vec<TcpStream> = (0..8).map(|_| ask(client, &flooding, 8000)).collect();
         for stream in &mut held {
             assert_eq!(begun(stream), "HTTP/1.1 200");
-            stream.read_exact(&mut [0; 65536]).unwrap();
+            stream.read_exact(&mut vec![0; 65536]).unwrap();
         }
         // A head without an end is no answer.
         for _ in 0..4 {
