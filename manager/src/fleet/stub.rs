@@ -29,6 +29,11 @@ pub(crate) fn fleet(max_per_tenant: usize) -> (tempfile::TempDir, Arc<Fleet>) {
     (dir, fleet)
 }
 
+/// A tenant of this name.
+pub(crate) fn tenant(name: &str) -> Tenant {
+    Tenant::new(name).unwrap()
+}
+
 /// A sandbox that is being made.
 pub(crate) fn row(tenant: &Tenant) -> Row {
     Row {

@@ -17,7 +17,6 @@ use super::app;
 use crate::api::{Api, Limits};
 use crate::fleet::stub;
 use crate::listen::{Door, Meters};
-use crate::registry::Tenant;
 
 /// Sandboxes that the daemon knows.
 const KNOWN: usize = 1000;
@@ -110,7 +109,7 @@ async fn on_thread<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) 
 #[tokio::test]
 async fn a_thousand_sandboxes_slow_nothing_down_and_the_daemon_adds_little() {
     let (_dir, fleet) = stub::fleet(10 * KNOWN);
-    let tenant = Tenant::new("a").unwrap();
+    let tenant = stub::tenant("a");
     let key = fleet.registry().create_key(tenant.clone()).unwrap().key;
     let (member, vsock) = fleet.add_stub(&tenant);
     let id = member.id().to_string();
