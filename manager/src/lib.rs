@@ -1,7 +1,7 @@
 //! Runs sandboxes, each a microVM of its own, and speaks with the agents in them.
 //!
 //! ```text
-//! serve -> { api, gateway } -> fleet -> { registry, build -> template -> sandbox }
+//! client -> serve -> { api, gateway } -> fleet -> { registry, build -> template -> sandbox }
 //! sandbox -> { store, vmm, agent, image, workdir }   diff -> store -> { vmm, home }   doctor -> home
 //! ```
 //!
@@ -9,12 +9,14 @@
 //! `sandbox` puts the two together with files and sockets; `store` keeps what outlives a command.
 //! `diff` reads the disks of two checkpoints. `serve` is the daemon: `fleet` has the sandboxes
 //! that it answers for, `registry` what was promised about them, `api` and `gateway` take requests.
+//! `client` is the command line's way to it.
 //! Nothing here touches KVM. The code runs on a single-threaded tokio runtime, with what waits for
 //! locks of the store beside it; a sandbox costs a few descriptors and one buffer.
 
 pub mod agent;
 pub mod api;
 pub mod build;
+pub mod client;
 pub mod diff;
 pub mod doctor;
 pub mod failure;

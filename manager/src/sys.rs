@@ -2,7 +2,7 @@
 //! this crate is here.
 
 use std::io;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -29,6 +29,20 @@ pub(crate) fn leave_session(command: &mut Command) {
     };
     // SAFETY: the closure runs between fork and exec and makes one async-signal-safe system call.
     unsafe { command.pre_exec(set_session) };
+}
+
+/// Takes a descriptor that this process was started with; no child will have it. To be called at
+/// most once for each number.
+pub(crate) fn take_inherited(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: sets a flag of a descriptor; no memory is involved, and a number that is none is
+    // refused.
+    let ret = unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
+    if ret < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, was passed to this process at its start for this purpose,
+    // and nothing else here owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Has the runtime watch a control socket, which must be non-blocking.

@@ -156,7 +156,8 @@ fn a_template_that_cannot_be_made_is_told_of_and_nothing_stays() {
 fn a_second_daemon_on_the_address_does_not_start() {
     let daemon = Daemon::start(&[]);
     let address = daemon.url.strip_prefix("http://").unwrap();
-    let second = coppice(&daemon.home, &["serve", "--listen", address]).output().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let second = coppice(&other, &["serve", "--listen", address]).output().unwrap();
     assert_eq!(second.status.code(), Some(71));
     let said = String::from_utf8(second.stderr).unwrap();
     assert!(said.contains("cannot listen on"), "{said}");

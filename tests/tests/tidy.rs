@@ -91,9 +91,10 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
             "template", "vmm", "workdir",
         ],
     ),
-    ("api", &["build", "failure", "fleet", "listen", "registry", "store"]),
+    ("api", &["build", "failure", "fleet", "home", "listen", "registry", "sandbox", "store"]),
     ("gateway", &["agent", "api", "failure", "fleet", "listen", "registry", "store"]),
-    ("serve", &["api", "fleet", "gateway", "listen"]),
+    ("serve", &["api", "fleet", "gateway", "listen", "sys"]),
+    ("client", &["api", "failure", "fleet", "home", "registry", "serve", "store"]),
 ];
 
 fn report(breaches: Vec<String>, rule: &str) {

@@ -5,9 +5,11 @@
 //! error has a body with `code` and `message`: clients of E2B fail on others. The OpenAPI document
 //! at `/openapi.json` is made from the handlers themselves.
 
+pub mod admin;
 mod auth;
 mod body;
 mod error;
+pub mod events;
 mod list;
 mod observe;
 mod rate;

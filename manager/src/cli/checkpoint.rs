@@ -1,10 +1,12 @@
 //! `coppice checkpoint`, and `coppice rollback` to one.
 
+use coppice_manager::api::admin::{Checkpoint, Checkpointed, RolledBack};
 use coppice_manager::failure::Failure;
-use coppice_manager::sandbox::{CheckpointRequest, Kept, Made};
+use coppice_manager::sandbox::{CheckpointRequest, Kept};
 use coppice_manager::store::Name;
 use serde_json::json;
 
+use super::owner::{Owner, daemon};
 use super::reference::{checkpoint, sandbox};
 use super::table::size;
 
@@ -46,36 +48,34 @@ pub(super) async fn run(args: Args) -> u8 {
     }
 }
 
-async fn attempt(args: Args) -> Result<Made, Failure> {
+async fn attempt(args: Args) -> Result<Checkpointed, Failure> {
     let (store, id) = sandbox(&args.sandbox)?;
+    if let Owner::Daemon(_) = Owner::of(&id)? {
+        let body = Checkpoint {
+            name: args.name,
+            labels: args.labels.into_iter().collect(),
+            background: Some(args.background),
+        };
+        let made = daemon().await?.checkpoint(&id, &body).await;
+        return made.map_err(|error| error.failure());
+    }
     let mut kept = Kept::open(&store, &id).await.map_err(|error| error.failure())?;
     let request = CheckpointRequest {
         name: args.name,
         labels: args.labels.into_iter().collect(),
         background: args.background,
     };
-    kept.checkpoint(request).await.map_err(|error| error.failure())
+    let made = kept.checkpoint(request).await.map_err(|error| error.failure())?;
+    Ok(made.into())
 }
 
-fn told(made: &Made, json: bool) -> String {
-    let (meta, info) = (&made.meta, &made.info);
-    let written = info.pages.saturating_mul(coppice_image::PAGE);
-    if !json {
-        let pause = super::milliseconds(info.pause_us);
-        return format!("{}\n{} of memory, paused for {pause} ms\n", meta.id, size(written));
+fn told(made: &Checkpointed, json: bool) -> String {
+    if json {
+        return format!("{}\n", json!(made));
     }
-    let told = json!({
-        "id": meta.id,
-        "name": meta.name,
-        "labels": meta.labels,
-        "parent": meta.standing.parent,
-        "created_ms": meta.created_ms,
-        "sandbox": meta.sandbox,
-        "pause_us": info.pause_us,
-        "total_us": info.total_us,
-        "memory_bytes": written,
-    });
-    format!("{told}\n")
+    let pause = super::milliseconds(made.pause_us);
+    let written = size(made.memory_bytes);
+    format!("{}\n{written} of memory, paused for {pause} ms\n", made.id)
 }
 
 /// Arguments of `coppice rollback`.
@@ -97,23 +97,19 @@ pub(super) async fn roll_back(args: RollbackArgs) -> u8 {
     let moved = async {
         let (store, id) = sandbox(&args.sandbox)?;
         let to = checkpoint(&store, &args.checkpoint)?;
+        if let Owner::Daemon(_) = Owner::of(&id)? {
+            let moved = daemon().await?.roll_back(&id, &to).await;
+            return moved.map_err(|error| error.failure());
+        }
         let mut kept = Kept::open(&store, &id).await.map_err(|error| error.failure())?;
         let info = kept.roll_back(&to).await.map_err(|error| error.failure())?;
-        Ok((id, to, info))
+        Ok(RolledBack::new(id, to, &info))
     };
     match moved.await {
-        Ok((id, to, info)) if args.json => {
-            let told = json!({
-                "id": id,
-                "checkpoint": to,
-                "pause_us": info.pause_us,
-                "memory_bytes": info.pages.saturating_mul(coppice_image::PAGE),
-            });
-            super::print(&format!("{told}\n"))
-        }
-        Ok((id, to, info)) => {
-            let pause = super::milliseconds(info.pause_us);
-            super::print(&format!("{id} is back at {to}, paused for {pause} ms\n"))
+        Ok(moved) if args.json => super::print(&format!("{}\n", json!(moved))),
+        Ok(RolledBack { id, checkpoint, pause_us, .. }) => {
+            let pause = super::milliseconds(pause_us);
+            super::print(&format!("{id} is back at {checkpoint}, paused for {pause} ms\n"))
         }
         Err(failure) => super::fail_as(&failure, args.json),
     }

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use coppice_manager::api::admin::Checkpoint;
 use coppice_manager::failure::{Class, Failure, chain};
 use coppice_manager::sandbox::{CheckpointRequest, Error, Kept, Shell};
 use coppice_manager::store::{Found, Id, Machine, Name, Store};
 use coppice_manager::vmm;
 
+use super::owner::{Owner, daemon};
 use super::parallel::in_order;
 use super::reference::find;
 
@@ -181,6 +183,10 @@ fn numbered(name: &Name, number: u32) -> Result<Name, Failure> {
 
 /// A checkpoint of a sandbox as it is now.
 async fn checkpoint_of(store: &Store, id: &Id) -> Result<Id, Failure> {
+    if let Owner::Daemon(_) = Owner::of(id)? {
+        let made = daemon().await?.checkpoint(id, &Checkpoint::default()).await;
+        return made.map(|made| made.id).map_err(|error| error.failure());
+    }
     let mut kept = Kept::open(store, id).await.map_err(|error| error.failure())?;
     let made = kept.checkpoint_running(CheckpointRequest::default()).await;
     made.map(|made| made.meta.id).map_err(|error| error.failure())

@@ -1,11 +1,13 @@
 //! `coppice exec`: a command in a sandbox that stays.
 
 use coppice_manager::failure::{Class, Failure};
+use coppice_manager::registry::State;
 use coppice_manager::sandbox::Guest;
 use tokio::time::Instant;
 
 use super::command::CommandArgs;
 use super::output::Output;
+use super::owner::Owner;
 use super::reference::sandbox;
 use super::session::{self, Host};
 use super::terminal::Signals;
@@ -36,6 +38,12 @@ async fn attempt(args: &Args, output: &mut Output) -> Result<u8, Failure> {
         Signals::listen().map_err(|e| Failure::new(Class::Host, e, "see `ulimit -n`"))?;
     let request = args.how.request(&args.command)?;
     let (store, id) = sandbox(&args.sandbox)?;
+    if let Owner::Daemon(row) = Owner::of(&id)?
+        && row.state != State::Running
+    {
+        let message = format!("sandbox {id} is {}", row.state.name());
+        return Err(Failure::new(Class::Conflict, message, "see `coppice resume`"));
+    }
     let guest = Guest::open(&store, &id).map_err(|error| error.failure())?;
     session::run(Host::Kept(&guest, began), &request, &mut signals, output).await
 }

@@ -5,12 +5,14 @@ mod clone;
 mod command;
 mod diff;
 mod doctor;
+mod events;
 mod exec;
 mod fsck;
 mod input;
 mod key;
 mod ls;
 mod output;
+mod owner;
 mod parallel;
 mod power;
 mod reference;
@@ -23,6 +25,7 @@ mod table;
 mod template;
 mod terminal;
 mod tree;
+mod when;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -74,9 +77,10 @@ enum Command {
     /// Bring a sandbox back to a checkpoint of its tree
     Rollback(checkpoint::RollbackArgs),
     /// Stop sandboxes for a while
+    #[command(after_help = power::PAUSE_HELP)]
     Pause(power::Args),
     /// Let paused sandboxes run on
-    Resume(power::Args),
+    Resume(power::ResumeArgs),
     /// End sandboxes and remove them
     Kill(power::Args),
     /// Say what this host can do and what to do about what it lacks
@@ -91,6 +95,9 @@ enum Command {
     /// Remove checkpoints, or sandboxes that ended
     #[command(after_help = rm::HELP)]
     Rm(rm::Args),
+    /// Show what happened to the daemon's sandboxes
+    #[command(after_help = events::HELP)]
+    Events(events::Args),
     /// Check the store of checkpoints
     Fsck(fsck::Args),
     /// Serve sandboxes to E2B's clients
@@ -133,12 +140,13 @@ pub(crate) fn main() -> ExitCode {
             Command::Clone(args) => clone::run(args).await,
             Command::Rollback(args) => checkpoint::roll_back(args).await,
             Command::Pause(args) => power::run(&args, Power::Pause).await,
-            Command::Resume(args) => power::run(&args, Power::Resume).await,
+            Command::Resume(args) => power::resume(&args).await,
             Command::Kill(args) => power::run(&args, Power::Kill).await,
             Command::Ls(args) => ls::run(&args).await,
             Command::Tree(args) => tree::run(&args).await,
             Command::Diff(args) => diff::run(&args),
-            Command::Rm(args) => rm::run(&args),
+            Command::Rm(args) => rm::run(&args).await,
+            Command::Events(args) => events::run(&args).await,
             Command::Fsck(args) => fsck::run(&args),
             Command::Serve(args) => serve::run(args).await,
             Command::Template(args) => template::run(args).await,

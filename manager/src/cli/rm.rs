@@ -2,8 +2,10 @@
 
 use coppice_manager::failure::Failure;
 use coppice_manager::home::Home;
+use coppice_manager::registry::State;
 use coppice_manager::store::{Error, Found, Store};
 
+use super::owner::{Owner, check_unneeded, daemon};
 use super::table::size;
 
 /// Arguments of `coppice rm`.
@@ -20,33 +22,43 @@ Checkpoints made on top of a removed one stay, and so do machines that stand on 
 need of it is kept on disk until the last of them is gone.";
 
 /// Removes one after the other; the first failure ends it.
-pub(super) fn run(args: &Args) -> u8 {
-    match remove(args) {
+pub(super) async fn run(args: &Args) -> u8 {
+    match remove(args).await {
         Ok(text) => super::print(&text),
         Err(failure) => super::fail(&failure),
     }
 }
 
-fn remove(args: &Args) -> Result<String, Failure> {
+async fn remove(args: &Args) -> Result<String, Failure> {
     let store = Store::open(&Home::from_env()).map_err(|error| error.failure())?;
     let mut text = String::new();
     for reference in &args.references {
-        text.push_str(&one(&store, reference).map_err(|error| error.failure())?);
+        text.push_str(&one(&store, reference).await?);
     }
     Ok(text)
 }
 
-fn one(store: &Store, reference: &str) -> Result<String, Error> {
-    match store.find(reference)? {
+async fn one(store: &Store, reference: &str) -> Result<String, Failure> {
+    let failed = |error: Error| error.failure();
+    match store.find(reference).map_err(failed)? {
         Found::Checkpoint(id) => {
-            let collected = store.remove_checkpoint(&id)?;
+            check_unneeded(&id)?;
+            let collected = store.remove_checkpoint(&id).map_err(failed)?;
             Ok(match collected.files {
                 0 => format!("{id} removed; its memory is kept for what stands on it\n"),
                 _ => format!("{id} removed; {} free\n", size(collected.bytes)),
             })
         }
         Found::Sandbox(id) => {
-            store.remove_sandbox(store.lock_sandbox(&id)?)?;
+            match Owner::of(&id)? {
+                Owner::Daemon(row) if row.state != State::Running => {
+                    daemon().await?.kill(&id).await.map_err(|error| error.failure())?;
+                }
+                _ => {
+                    let sandbox = store.lock_sandbox(&id).map_err(failed)?;
+                    store.remove_sandbox(sandbox).map_err(failed)?;
+                }
+            }
             Ok(format!("{id} removed\n"))
         }
     }

@@ -7,7 +7,7 @@ use coppice_manager::api::Limits;
 use coppice_manager::failure::{Class, Failure, chain};
 use coppice_manager::fleet::Settings;
 use coppice_manager::home::Home;
-use coppice_manager::serve::{Error, Options, Server};
+use coppice_manager::serve::{Error, LocalError, Options, Server};
 use coppice_manager::vmm;
 use tracing_subscriber::EnvFilter;
 
@@ -110,6 +110,16 @@ async fn attempt(args: Args) -> Result<(), Failure> {
 fn failed(error: &Error) -> Failure {
     let (class, remedy) = match error {
         Error::Listen { .. } => (Class::Host, "choose another --listen, or end who has it"),
+        Error::Local(LocalError::Served { .. }) => {
+            (Class::Conflict, "use it, or give this one another COPPICE_HOME")
+        }
+        Error::Local(LocalError::Held { .. }) => {
+            (Class::Conflict, "see what has become of that process")
+        }
+        Error::Local(LocalError::Io { .. }) => {
+            (Class::Host, "point COPPICE_HOME to a directory this user can write")
+        }
+        Error::Passed(_) => (Class::Usage, "pass at most one TCP and one Unix socket that listen"),
         Error::Fleet(_) => (Class::StoreDamaged, "see what `coppice fsck` says"),
     };
     Failure::new(class, chain(error), remedy)

@@ -259,6 +259,7 @@ impl Fleet {
                 created_ms: now_ms(),
             };
             fleet.registry.put_template(&template)?;
+            fleet.noted(&member.row(), "checkpoint", &template.checkpoint);
             Ok(template)
         }))
         .await
@@ -276,19 +277,7 @@ impl Fleet {
         let target = self.registry.template(&member.tenant(), snapshot)?;
         let target = target.filter(|found| found.tenant.is_some());
         let target = target.ok_or_else(|| Error::NoTemplate { reference: snapshot.into() })?;
-        let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        joined(tokio::spawn(async move {
-            let _turn = member.turn.lock().await;
-            fleet.expect(&member, State::Running)?;
-            let _stage = fleet.meters.stage("rollback");
-            let (store, id) = (fleet.store.clone(), member.id().clone());
-            blocking(move || async move {
-                Kept::open(&store, &id).await?.roll_back(&target.checkpoint).await
-            })
-            .await?;
-            Ok(())
-        }))
-        .await
+        self.roll_back_to(member, target.checkpoint).await.map(drop)
     }
 
     /// Removes a template or snapshot; what was made from it stays.
@@ -396,7 +385,7 @@ impl Fleet {
         });
     }
 
-    fn expect(&self, member: &Member, wanted: State) -> Result<(), Error> {
+    pub(super) fn expect(&self, member: &Member, wanted: State) -> Result<(), Error> {
         match member.state() {
             state if state == wanted && self.members().contains_key(member.id()) => Ok(()),
             state => Err(Error::State { id: member.id().to_string(), state }),

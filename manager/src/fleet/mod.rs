@@ -10,6 +10,7 @@
 //! what takes them runs on the blocking pool. What is promised is in the registry before it is
 //! done, so that a restart can finish it.
 
+mod admin;
 mod adopt;
 mod build;
 mod create;

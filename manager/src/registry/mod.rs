@@ -19,12 +19,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, Transaction};
 use rustix::fs::{Mode, OFlags, open};
 use thiserror::Error;
+use tokio::sync::watch;
 
 pub use builds::{Build, BuildState};
-pub use events::Event;
+pub use events::{Event, Wanted};
 pub use idempotency::Earlier;
 pub use keys::{ApiKey, NewKey, Tenant};
 pub use quotas::Quota;
@@ -33,6 +34,8 @@ pub use templates::{DEFAULT_TAG, Template, TemplateKind, is_tag};
 
 /// Version of the tables, kept in `user_version`.
 const VERSION: i64 = 3;
+/// Name of the file.
+const FILE: &str = "manager.db";
 /// How long to wait for another process, such as `coppice key`, to finish its change.
 const BUSY: Duration = Duration::from_secs(10);
 
@@ -119,6 +122,8 @@ impl Error {
 #[derive(Debug)]
 pub struct Registry {
     connection: Mutex<Connection>,
+    /// There are new events.
+    changes: watch::Sender<()>,
 }
 
 impl Registry {
@@ -127,12 +132,23 @@ impl Registry {
     /// # Errors
     /// [`Error::Open`], [`Error::Version`], or SQLite's.
     pub fn open(home: &Path) -> Result<Self, Error> {
-        let path = home.join("manager.db");
+        let path = home.join(FILE);
         // Made here, so that nobody else can read it from its first byte on.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         open(&path, flags, Mode::RUSR | Mode::WUSR)
             .map_err(|e| Error::Open { path: path.clone(), source: e.into() })?;
         Self::with(Connection::open(&path)?)
+    }
+
+    /// Opens the registry below a home directory if there is one.
+    ///
+    /// # Errors
+    /// As for [`Registry::open`].
+    pub fn existing(home: &Path) -> Result<Option<Self>, Error> {
+        match home.join(FILE).exists() {
+            true => Self::open(home).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn with(mut connection: Connection) -> Result<Self, Error> {
@@ -148,7 +164,14 @@ impl Registry {
         }
         change.pragma_update(None, "user_version", VERSION)?;
         change.commit()?;
-        Ok(Self { connection: Mutex::new(connection) })
+        Ok(Self { connection: Mutex::new(connection), changes: watch::Sender::default() })
+    }
+
+    /// Commits a change that may have events in it, and tells of them.
+    fn commit(&self, change: Transaction<'_>) -> Result<(), Error> {
+        change.commit()?;
+        self.changes.send_replace(());
+        Ok(())
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {

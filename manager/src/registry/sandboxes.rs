@@ -111,7 +111,7 @@ impl Registry {
         if before.as_deref() != Some(state) {
             events::add(&change, &row.tenant, &row.id, state, "")?;
         }
-        Ok(change.commit()?)
+        self.commit(change)
     }
 
     /// Removes a sandbox, which is an event, for the reason `why`; no error when it is not there.
@@ -127,7 +127,18 @@ impl Registry {
         if removed > 0 {
             events::add(&change, &row.tenant, &row.id, "gone", why)?;
         }
-        Ok(change.commit()?)
+        self.commit(change)
+    }
+
+    /// A sandbox.
+    ///
+    /// # Errors
+    /// SQLite's, or [`Error::Row`].
+    pub fn sandbox(&self, id: &Id) -> Result<Option<Row>, Error> {
+        let connection = self.connection();
+        let mut find = connection.prepare_cached("SELECT body FROM sandboxes WHERE id = ?1")?;
+        let body: Option<String> = find.query_row([id.as_str()], |row| row.get(0)).optional()?;
+        Ok(body.map(|body| serde_json::from_str(&body)).transpose()?)
     }
 
     /// All sandboxes.

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs, reason = "tests")]
 
 mod background;
+mod beside;
 #[path = "../common/mod.rs"]
 mod common;
 mod cycles;
