@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coppice_agent_protocol::control::{Identity, Info, Init, SetTime, Shutdown, TimeSet};
+use coppice_agent_protocol::control::{Identity, Info, Init, ReadLog, SetTime, Shutdown, TimeSet};
 use coppice_agent_protocol::{Code, ConnectError};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
@@ -34,6 +34,7 @@ pub(crate) async fn route(agent: Rc<Agent>, request: Request<Incoming>) -> Respo
         (&Method::POST, "/time") => set_time(body).await,
         (&Method::POST, "/identity") => set_identity(body).await,
         (&Method::POST, "/init") => init(&agent, body).await,
+        (&Method::POST, "/log") => read_log(body).await,
         (_, path) => {
             Err(ConnectError::new(Code::NotFound, format!("no such control call: {path}")))
         }
@@ -151,6 +152,11 @@ async fn init(agent: &Agent, body: Incoming) -> Result<Response<Body>, ConnectEr
     let applied = agent.settings.borrow_mut().apply(init);
     applied.map_err(|error| ConnectError::new(Code::InvalidArgument, error.to_string()))?;
     done(StatusCode::NO_CONTENT)
+}
+
+async fn read_log(body: Incoming) -> Result<Response<Body>, ConnectError> {
+    let wanted: ReadLog = read(body).await?;
+    Ok(json(StatusCode::OK, &log::read(&wanted).await))
 }
 
 /// Refuses an identity as a whole before any part of it takes effect.

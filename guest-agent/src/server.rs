@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use http::{Request, Response};
+use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -18,6 +18,10 @@ use crate::agent::Agent;
 use crate::body::Body;
 use crate::log;
 use crate::net::Listener;
+
+/// Header with a request's ID, and the most bytes of one.
+const REQUEST_ID: &str = "x-request-id";
+const MAX_ID: usize = 64;
 
 /// Connections served at once per port; more wait in the kernel's queue.
 const MAX_CONNECTIONS: usize = 1024;
@@ -51,9 +55,16 @@ pub(crate) async fn serve<F>(
             }
         };
         let agent = Rc::clone(&agent);
-        let service = service_fn(move |request| {
+        let service = service_fn(move |request: Request<Incoming>| {
+            let told = Told::of(&request);
             let answer = route(Rc::clone(&agent), request);
-            async { Ok::<_, Infallible>(answer.await) }
+            async {
+                let response = answer.await;
+                if let Some(told) = told {
+                    told.answered(&response);
+                }
+                Ok::<_, Infallible>(response)
+            }
         });
         let departure = stream.departure();
         let connection = http1::Builder::new()
@@ -80,6 +91,40 @@ pub(crate) async fn serve<F>(
             }
             drop(slot);
         });
+    }
+}
+
+/// A request that the log tells of: one whose sender gave it an ID, so that it is found again.
+#[derive(Debug)]
+struct Told {
+    id: String,
+    method: Method,
+    path: String,
+    began: Instant,
+}
+
+impl Told {
+    /// Nothing of a request without an ID, or with one that cannot be in a line.
+    fn of(request: &Request<Incoming>) -> Option<Self> {
+        let id = request.headers().get(REQUEST_ID)?.to_str().ok()?;
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        if !(1..=MAX_ID).contains(&id.len()) || !id.bytes().all(fits) {
+            return None;
+        }
+        // Without the query: it may have a signature in it.
+        let path = request.uri().path().to_owned();
+        Some(Self {
+            id: id.to_owned(),
+            method: request.method().clone(),
+            path,
+            began: Instant::now(),
+        })
+    }
+
+    fn answered(self, response: &Response<Body>) {
+        let Self { id, method, path, began } = self;
+        let (status, us) = (response.status().as_u16(), began.elapsed().as_micros());
+        log::note(format_args!("request {id}: {method} {path}: {status} after {us} us"));
     }
 }
 

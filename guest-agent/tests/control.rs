@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Agent, run};
-use coppice_agent_protocol::control::Info;
+use coppice_agent_protocol::control::{Info, Log};
 use http::{Method, StatusCode};
 
 #[test]
@@ -24,6 +24,34 @@ fn info_tells_of_the_agent_and_its_guest() {
         assert_eq!(info.started_us, agent.ready.uptime_us);
         let times = [info.started_us, info.listening_us, info.serving_us, info.uptime_us];
         assert!(times.is_sorted() && info.started_us > 0, "{times:?}");
+    });
+}
+
+#[test]
+fn requests_with_an_id_are_in_the_log() {
+    run(async {
+        let agent = Agent::start().await;
+        for id in ["one-1", "not%20one", ""] {
+            let request = http::Request::builder().uri("/health").header("x-request-id", id);
+            agent.send("envd", request.body(Default::default()).unwrap()).await;
+        }
+        let (status, log) = agent.control(Method::POST, "/log", "{}").await;
+        assert_eq!(status, StatusCode::OK);
+        let log: Log = serde_json::from_value(log).unwrap();
+        let found: Vec<_> = log.lines.iter().filter(|line| line.text.contains("/health")).collect();
+        assert_eq!(found.len(), 1, "{log:?}");
+        assert!(found[0].text.starts_with("request one-1: GET /health: 204 after "), "{log:?}");
+
+        // Who waits gets the next one when it comes.
+        let last = log.lines.last().unwrap().number;
+        let waiting =
+            agent.control(Method::POST, "/log", format!(r#"{{"after":{last},"wait_ms":20000}}"#));
+        let later = async {
+            let request = http::Request::builder().uri("/envs").header("x-request-id", "two");
+            agent.send("envd", request.body(Default::default()).unwrap()).await;
+        };
+        let ((_, log), ()) = tokio::join!(waiting, later);
+        assert!(log["lines"][0]["text"].as_str().unwrap().starts_with("request two: "), "{log}");
     });
 }
 

@@ -33,5 +33,6 @@ pub mod serve;
 pub mod store;
 mod sys;
 pub mod template;
+mod trace;
 pub mod vmm;
 pub mod workdir;

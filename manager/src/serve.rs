@@ -16,6 +16,7 @@ use crate::api::{self, Api, Limits, admin};
 use crate::fleet::{self, Adopted, Fleet, Settings};
 use crate::gateway;
 use crate::listen::{Door, Meters};
+use crate::trace;
 
 pub use local::{Error as LocalError, Place, connect};
 pub use systemd::Error as PassedError;
@@ -138,7 +139,9 @@ impl Server {
             ending.send_replace(true);
         });
         let app = app(api);
-        let admin = admin::router(Arc::clone(&fleet), ended.clone());
+        let admin = admin::router(Arc::clone(&fleet), ended.clone())
+            .layer(middleware::from_fn(trace::logged))
+            .layer(middleware::from_fn(trace::identified));
         systemd::notify("READY=1");
         tokio::join!(
             door.serve(listener, app, became(ended.clone())),
@@ -163,9 +166,10 @@ async fn became(mut ending: watch::Receiver<bool>) {
 
 fn app(api: Api) -> Router {
     let forward = middleware::from_fn_with_state(Arc::clone(&api.fleet), gateway::guests_first);
-    let api = api::router(api);
+    let api = api::router(api).layer(middleware::from_fn(trace::logged));
     // Around the whole API: a guest's path may be one of the API's.
-    Router::new().fallback_service(api).layer(forward)
+    let all = Router::new().fallback_service(api).layer(forward);
+    all.layer(middleware::from_fn(trace::identified))
 }
 
 #[cfg(test)]

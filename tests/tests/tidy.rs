@@ -75,7 +75,8 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
     ("rootfs", &[]),
     ("listen", &[]),
     ("workdir", &[]),
-    ("agent", &["failure"]),
+    ("trace", &["random"]),
+    ("agent", &["failure", "trace"]),
     ("vmm", &["sys"]),
     ("store", &["failure", "home", "random", "vmm"]),
     ("diff", &["failure", "store"]),
@@ -88,12 +89,12 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
         "fleet",
         &[
             "agent", "build", "diff", "failure", "home", "random", "registry", "sandbox", "store",
-            "template", "vmm", "workdir",
+            "template", "trace", "vmm", "workdir",
         ],
     ),
     ("api", &["build", "failure", "fleet", "home", "listen", "registry", "sandbox", "store"]),
     ("gateway", &["agent", "api", "failure", "fleet", "listen", "registry", "store"]),
-    ("serve", &["api", "fleet", "gateway", "listen", "sys"]),
+    ("serve", &["api", "fleet", "gateway", "listen", "sys", "trace"]),
     ("client", &["api", "failure", "fleet", "home", "registry", "serve", "store"]),
 ];
 

@@ -8,6 +8,7 @@
 //! | `POST /time` | [`SetTime`] | 200 [`TimeSet`] |
 //! | `POST /identity` | [`Identity`] | 204 |
 //! | `POST /init` | [`Init`] | 204 |
+//! | `POST /log` | [`ReadLog`] | 200 [`Log`] |
 //!
 //! Errors have a 4xx or 5xx status and the body of a [`crate::ConnectError`].
 
@@ -44,6 +45,41 @@ pub struct Info {
     pub unix_ns: u64,
     /// Processes started through the agent that run now.
     pub processes: u32,
+}
+
+/// Which lines of the agent's log are wanted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadLog {
+    /// Those after the one with this number; numbers begin with 1.
+    #[serde(default)]
+    pub after: u64,
+    /// How many milliseconds to wait for one when there is none, at most
+    /// [`ReadLog::MAX_WAIT_MS`].
+    #[serde(default)]
+    pub wait_ms: u32,
+}
+
+impl ReadLog {
+    /// The longest wait, in milliseconds.
+    pub const MAX_WAIT_MS: u32 = 20_000;
+}
+
+/// Lines of the agent's log, oldest first. Old ones are dropped.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Log {
+    /// The lines.
+    pub lines: Vec<LogLine>,
+}
+
+/// A line of the agent's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLine {
+    /// Its number.
+    pub number: u64,
+    /// When it was written by the guest's clock, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// What it says.
+    pub text: String,
 }
 
 /// How a guest ends.

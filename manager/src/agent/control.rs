@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use coppice_agent_protocol::UNARY_CONTENT_TYPE;
 use coppice_agent_protocol::control::{
-    Identity, Info, Init, SetTime, Shutdown, ShutdownMode, TimeSet,
+    Identity, Info, Init, Log, LogLine, ReadLog, SetTime, Shutdown, ShutdownMode, TimeSet,
 };
 use http::StatusCode;
 use serde::Serialize;
@@ -115,6 +115,18 @@ impl Agent {
     /// [`Error::Refused`] when a value has not the form it must have.
     pub async fn set_identity(&self, identity: &Identity) -> Result<(), Error> {
         self.post("/identity", identity, StatusCode::NO_CONTENT).await.map(drop)
+    }
+
+    /// Lines of its log after the one with this number, waiting a while for one when there is
+    /// none.
+    ///
+    /// # Errors
+    /// Any of [`Error`]; an agent in a checkpoint may be older than its log.
+    pub async fn log(&self, after: u64, wait: bool) -> Result<Vec<LogLine>, Error> {
+        let wait_ms = if wait { ReadLog::MAX_WAIT_MS } else { 0 };
+        let body = self.post("/log", &ReadLog { after, wait_ms }, StatusCode::OK).await?;
+        let log: Log = serde_json::from_slice(&body).map_err(|e| Error::Protocol(e.to_string()))?;
+        Ok(log.lines)
     }
 
     async fn post(

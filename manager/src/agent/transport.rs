@@ -20,6 +20,7 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use super::{CALL_TIMEOUT, Error};
+use crate::trace;
 
 /// Longest body of an answer that is read as a whole.
 const MAX_ANSWER: usize = 1 << 20;
@@ -113,6 +114,9 @@ impl Client {
     }
 
     fn signed(&self, mut request: Request<Body>) -> Request<Body> {
+        if let Some(id) = trace::current() {
+            request.headers_mut().insert(trace::HEADER, id);
+        }
         if let Some(token) = &self.token {
             request.headers_mut().insert(ACCESS_TOKEN, token.clone());
         }

@@ -21,7 +21,8 @@ Point an E2B client at it:
   python3 -c 'from e2b import Sandbox; print(Sandbox.create().commands.run(\"uname -a\").stdout)'
 
 Sandboxes outlive the daemon: they run on when it ends, and it finds them again when it starts.
-What is logged is chosen by COPPICE_LOG: error, warn, info (as without it), debug.";
+What is logged is chosen by COPPICE_LOG: error, warn, info (as without it), debug. Every request has
+an ID, its own X-Request-Id or a new one: in the log, on the answer, and in `coppice logs`.";
 
 /// Arguments of `coppice serve`.
 #[derive(Debug, clap::Args)]
@@ -47,9 +48,21 @@ pub(super) struct Args {
     /// Memory in MiB that new sandboxes leave free on the host
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     reserve: u64,
+    /// How the log is written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
     /// The coppice-vmm program [default: COPPICE_VMM, else the one next to this program]
     #[arg(long, value_name = "PATH")]
     vmm: Option<PathBuf>,
+}
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    /// A line for people
+    Text,
+    /// A JSON object per line
+    Json,
 }
 
 /// Serves until a signal asks it to end.
@@ -64,7 +77,10 @@ async fn attempt(args: Args) -> Result<(), Failure> {
     let filter = EnvFilter::try_from_env("COPPICE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Another one that is set already does as well.
-    let _ = log.try_init();
+    let _ = match args.log_format {
+        LogFormat::Text => log.try_init(),
+        LogFormat::Json => log.json().try_init(),
+    };
     let mut signals = Signals::listen()
         .map_err(|e| Failure::new(Class::Host, e, "see what `coppice doctor` says"))?;
     let program = vmm::locate(args.vmm).map_err(|error| {

@@ -10,6 +10,7 @@ use super::{Error, Fleet, Member, blocking};
 use crate::registry::{Row, State};
 use crate::sandbox::{CheckpointRequest, Kept, Made};
 use crate::store::Id;
+use crate::trace;
 
 impl Fleet {
     /// A sandbox, whoever it belongs to.
@@ -97,7 +98,7 @@ impl Fleet {
         F: Future<Output = Result<(T, Id), crate::sandbox::Error>>,
     {
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        joined(tokio::spawn(async move {
+        joined(tokio::spawn(trace::carried(async move {
             let _turn = member.turn.lock().await;
             fleet.expect(&member, State::Running)?;
             let (store, id) = (fleet.store.clone(), member.id().clone());
@@ -106,7 +107,7 @@ impl Fleet {
             let (value, checkpoint) = done?;
             fleet.noted(&member.row(), kind, &checkpoint);
             Ok(value)
-        }))
+        })))
         .await
     }
 

@@ -15,6 +15,7 @@ use crate::random::random_bytes;
 use crate::registry::{Earlier, OnTimeout, Row, State, Template, Tenant, now_ms};
 use crate::sandbox::{Kept, Shell};
 use crate::store::{GuestSettings, Id, Machine};
+use crate::trace;
 
 /// Random bytes of an access token.
 const TOKEN: usize = 24;
@@ -147,7 +148,7 @@ impl Fleet {
             }
             born
         };
-        joined(tokio::spawn(forked)).await
+        joined(tokio::spawn(trace::carried(forked))).await
     }
 
     async fn bear_all(
@@ -165,7 +166,7 @@ impl Fleet {
             let guest = GuestSettings { access_token, ..guest.clone() };
             let (from, machine, parent) = (from.clone(), machine.clone(), parent.row());
             let fleet = Arc::clone(self);
-            births.spawn(async move {
+            births.spawn(trace::carried(async move {
                 let (reservation, start) = fleet.turn_for(&parent.tenant, &machine).await?;
                 let (id, shell) = fleet.place_for(&machine)?;
                 let row = Row {
@@ -178,7 +179,7 @@ impl Fleet {
                 };
                 let birth = Birth { row, from, machine, guest, shell, start };
                 fleet.bear(birth, reservation, timeout_ms).await
-            });
+            }));
         }
         Ok(births.join_all().await)
     }
@@ -235,7 +236,7 @@ impl Fleet {
             }
             started
         };
-        joined(tokio::spawn(born)).await.map(|()| member)
+        joined(tokio::spawn(trace::carried(born))).await.map(|()| member)
     }
 
     /// Promises a new sandbox that runs.

@@ -12,6 +12,7 @@ use super::{Error, Fleet, Member, blocking};
 use crate::registry::{DEFAULT_TAG, Row, State, Template, TemplateKind, Tenant, now_ms};
 use crate::sandbox::{CheckpointRequest, Guest, Kept};
 use crate::store::{self, GuestSettings, Id, Name};
+use crate::trace;
 
 /// Label of the checkpoint that a sandbox is suspended at.
 const PAUSE_LABEL: &str = "coppice.pause";
@@ -44,7 +45,7 @@ impl Fleet {
         still: impl FnOnce(&Row) -> bool + Send + 'static,
     ) -> Result<bool, Error> {
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        joined(tokio::spawn(async move {
+        joined(tokio::spawn(trace::carried(async move {
             let _turn = member.turn.lock().await;
             if !still(&member.row()) {
                 return Ok(false);
@@ -69,7 +70,7 @@ impl Fleet {
                     Err(error.into())
                 }
             }
-        }))
+        })))
         .await
     }
 
@@ -117,11 +118,11 @@ impl Fleet {
         let reservation = self.reserve(&member.tenant(), member.usage_when_woken())?;
         let start = self.wait_to_start(&member.tenant()).await?;
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        joined(tokio::spawn(async move {
+        joined(tokio::spawn(trace::carried(async move {
             let _turn = turn;
             let end_ms = now_ms().saturating_add(timeout_ms);
             fleet.wake(&member, end_ms, (reservation, start)).await
-        }))
+        })))
         .await
     }
 
@@ -193,7 +194,7 @@ impl Fleet {
         why: &str,
     ) -> Result<(), Error> {
         let (fleet, member, why) = (Arc::clone(self), Arc::clone(member), why.to_owned());
-        joined(tokio::spawn(async move {
+        joined(tokio::spawn(trace::carried(async move {
             let _turn = member.turn.lock().await;
             let row = member.row();
             if !still(&row) || !fleet.members().contains_key(member.id()) {
@@ -203,7 +204,7 @@ impl Fleet {
             // Nothing may keep a sandbox from being removed, a full disk least of all.
             fleet.note(&member, Row { state: State::Killing, ..row });
             fleet.remove(&member, &why).await
-        }))
+        })))
         .await
     }
 
@@ -238,7 +239,7 @@ impl Fleet {
             parsed.map_err(|reason| Error::Name { name: name.clone(), reason })?;
         }
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        joined(tokio::spawn(async move {
+        joined(tokio::spawn(trace::carried(async move {
             let _turn = member.turn.lock().await;
             let row = member.row();
             let checkpoint = match (row.state, row.pause) {
@@ -261,7 +262,7 @@ impl Fleet {
             fleet.registry.put_template(&template)?;
             fleet.noted(&member.row(), "checkpoint", &template.checkpoint);
             Ok(template)
-        }))
+        })))
         .await
     }
 

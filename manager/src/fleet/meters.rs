@@ -10,6 +10,7 @@ use prometheus::{
 
 use super::{Fleet, blocking};
 use crate::registry::State;
+use crate::trace;
 use crate::vmm::WholeMemory;
 
 /// Bounds of the buckets of times, in seconds: from a warm clone to a cold boot.
@@ -81,13 +82,13 @@ impl Meters {
     }
 
     /// Begins to measure a stage, which ends when the value is dropped.
-    pub(super) fn stage(&self, name: &str) -> Stage {
+    pub(super) fn stage(&self, name: &'static str) -> Stage {
         self.prepared(name).begin()
     }
 
     /// A stage that begins later, elsewhere.
-    pub(super) fn prepared(&self, name: &str) -> Prepared {
-        Prepared(self.stages.with_label_values(&[name]))
+    pub(super) fn prepared(&self, name: &'static str) -> Prepared {
+        Prepared { name, histogram: self.stages.with_label_values(&[name]) }
     }
 
     /// Counts a machine that is being started until the value is dropped.
@@ -104,18 +105,22 @@ impl Meters {
 
 /// A stage that has not begun.
 #[derive(Debug)]
-pub(super) struct Prepared(Histogram);
+pub(super) struct Prepared {
+    name: &'static str,
+    histogram: Histogram,
+}
 
 impl Prepared {
     /// Begins to measure it.
     pub(super) fn begin(self) -> Stage {
-        Stage { histogram: self.0, began: Instant::now() }
+        Stage { name: self.name, histogram: self.histogram, began: Instant::now() }
     }
 }
 
 /// A stage that is being measured.
 #[derive(Debug)]
 pub(super) struct Stage {
+    name: &'static str,
     histogram: Histogram,
     began: Instant,
 }
@@ -123,6 +128,8 @@ pub(super) struct Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         self.histogram.observe(self.began.elapsed().as_secs_f64());
+        // In the log lines of the request, for the stages that those have.
+        tracing::Span::current().record(self.name, trace::milliseconds(self.began));
     }
 }
 

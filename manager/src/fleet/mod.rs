@@ -57,6 +57,7 @@ use upload::Uploads;
 use crate::home::Home;
 use crate::registry::{Registry, Tenant};
 use crate::store::{Id, Store};
+use crate::trace;
 
 /// Machines that are started at the same time, per processor: more only wait for each other.
 const STARTS_PER_CPU: usize = 2;
@@ -162,7 +163,8 @@ where
     F: Future<Output = T>,
 {
     let handle = tokio::runtime::Handle::current();
-    match tokio::task::spawn_blocking(move || handle.block_on(job())).await {
+    let work = trace::Work::current();
+    match tokio::task::spawn_blocking(move || handle.block_on(work.of(job()))).await {
         Ok(value) => value,
         // A job is not cancelled, so it panicked; whoever waits for it goes the same way.
         Err(error) => match error.try_into_panic() {
