@@ -81,7 +81,7 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
     ("store", &["failure", "home", "random", "vmm"]),
     ("diff", &["failure", "store"]),
     ("doctor", &["failure", "home", "workdir"]),
-    ("sandbox", &["agent", "failure", "home", "image", "random", "store", "vmm", "workdir"]),
+    ("sandbox", &["agent", "failure", "home", "image", "random", "store", "sys", "vmm", "workdir"]),
     ("template", &["agent", "sandbox", "store"]),
     ("build", &["agent", "store", "template"]),
     ("registry", &["random", "store"]),

@@ -10,7 +10,9 @@ mod exec;
 mod fsck;
 mod input;
 mod key;
+mod logs;
 mod ls;
+mod manual;
 mod output;
 mod owner;
 mod parallel;
@@ -24,6 +26,7 @@ mod states;
 mod table;
 mod template;
 mod terminal;
+mod top;
 mod tree;
 mod when;
 
@@ -98,6 +101,12 @@ enum Command {
     /// Show what happened to the daemon's sandboxes
     #[command(after_help = events::HELP)]
     Events(events::Args),
+    /// Show a sandbox's logs: what happened to it, its machine's, its console's and its agent's
+    #[command(after_help = logs::HELP)]
+    Logs(logs::Args),
+    /// Show what the sandboxes use, again and again
+    #[command(after_help = top::HELP)]
+    Top(top::Args),
     /// Check the store of checkpoints
     Fsck(fsck::Args),
     /// Serve sandboxes to E2B's clients
@@ -109,6 +118,12 @@ enum Command {
     /// Make, list and remove the API keys that `serve` asks for
     #[command(after_help = key::HELP)]
     Key(key::Args),
+    /// Print the completions of a shell
+    #[command(after_help = manual::COMPLETIONS_HELP)]
+    Completions(manual::CompletionsArgs),
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(manual::ManArgs),
 }
 
 /// Parses the arguments, runs the command and returns its exit code.
@@ -147,10 +162,14 @@ pub(crate) fn main() -> ExitCode {
             Command::Diff(args) => diff::run(&args),
             Command::Rm(args) => rm::run(&args).await,
             Command::Events(args) => events::run(&args).await,
+            Command::Logs(args) => logs::run(&args).await,
+            Command::Top(args) => top::run(&args).await,
             Command::Fsck(args) => fsck::run(&args),
             Command::Serve(args) => serve::run(args).await,
             Command::Template(args) => template::run(args).await,
             Command::Key(args) => key::run(&args),
+            Command::Completions(args) => manual::completions(&args),
+            Command::Man(args) => manual::pages(&args),
         }
     });
     // A thread may still sit in a read of standard input; the end of the process ends it.

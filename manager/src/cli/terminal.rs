@@ -1,6 +1,6 @@
 //! The terminal and the signals of this process while a command runs.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write as _};
 use std::sync::Mutex;
 
 use coppice_agent_protocol::process::PtySize;
@@ -94,6 +94,42 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         restore();
+    }
+}
+
+/// A screen of its own on the terminal; the one before comes back when this is dropped.
+#[derive(Debug)]
+pub(super) struct Screen(());
+
+impl Screen {
+    /// Goes over to it, without a cursor.
+    pub(super) fn enter() -> io::Result<Self> {
+        io::stdout().write_all(b"\x1b[?1049h\x1b[?25l")?;
+        Ok(Self(()))
+    }
+
+    /// Shows lines instead of those of before.
+    pub(super) fn show(&self, text: &str) -> io::Result<()> {
+        let PtySize { cols, rows } = size();
+        let (cols, rows) =
+            (usize::try_from(cols).unwrap_or(80), usize::try_from(rows).unwrap_or(24));
+        let mut shown = String::from("\x1b[H");
+        for (number, line) in text.lines().take(rows).enumerate() {
+            shown.push_str(if number == 0 { "" } else { "\r\n" });
+            shown.extend(line.chars().take(cols));
+            shown.push_str("\x1b[K");
+        }
+        shown.push_str("\x1b[J");
+        io::stdout().write_all(shown.as_bytes())?;
+        io::stdout().flush()
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // There is nobody to tell when the terminal is gone.
+        let _ = io::stdout().write_all(b"\x1b[?25h\x1b[?1049l");
+        let _ = io::stdout().flush();
     }
 }
 

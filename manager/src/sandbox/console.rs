@@ -3,11 +3,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt;
-use tokio::net::unix::pipe::Receiver;
+use tokio::net::unix::pipe::{OpenOptions, Receiver};
 use tokio::task::JoinHandle;
 
 /// How much of the console's end is kept, in bytes.
@@ -24,7 +25,15 @@ impl Console {
     /// Makes a pipe, starts to read it, and returns the end the guest's output goes to.
     pub(super) fn open() -> io::Result<(Self, OwnedFd)> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        let mut pipe = Receiver::from_owned_fd(read)?;
+        Ok((Self::read(Receiver::from_owned_fd(read)?), write))
+    }
+
+    /// Starts to read a FIFO, which the guest's output goes to.
+    pub(super) fn of_fifo(path: &Path) -> io::Result<Self> {
+        Ok(Self::read(OpenOptions::new().open_receiver(path)?))
+    }
+
+    fn read(mut pipe: Receiver) -> Self {
         let tail = Arc::new(Mutex::new(Tail::default()));
         let shared = Arc::clone(&tail);
         let reader = tokio::spawn(async move {
@@ -33,7 +42,7 @@ impl Console {
                 lock(&shared).push(chunk.get(..count).unwrap_or_default());
             }
         });
-        Ok((Self { tail, reader: Some(reader) }, write))
+        Self { tail, reader: Some(reader) }
     }
 
     /// The last of what the guest wrote, as text.

@@ -8,6 +8,7 @@
 mod changes;
 mod shell;
 mod suspend;
+mod transcript;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -24,6 +25,7 @@ use tokio::time::timeout;
 
 pub use changes::{CheckpointRequest, Made};
 pub use shell::Shell;
+pub use transcript::{Follower, Transcript};
 
 use super::boot::Booting;
 use super::console::Console;
@@ -112,23 +114,26 @@ impl Kept {
     ) -> Result<(Self, BootTime), Error> {
         let mut parts = Parts::open(config)?;
         let machine = parts.machine().ok_or(Error::BootedTwice)?;
-        let (mut console, output) = Console::open().map_err(Error::Console)?;
-        parts.add_console(output)?;
         let disks = parts.disks().to_vec();
         let new = NewSandbox { id, name, machine, disks };
         let (entry, tops) = store.create_sandbox(new)?;
         let started = Instant::now();
-        let (kept, (parts, ready)) = Self::start(store, entry, &config.vmm, |entry| {
-            parts.add_tops(tops)?;
-            let ready = entry.socket(&format!("{VSOCK_NAME}_{READY_PORT}"));
-            let ready = UnixListener::bind(ready).map_err(Error::Socket)?;
-            bind_vsock(&mut parts, entry)?;
-            Ok((parts, ready))
-        })?;
+        let (kept, (parts, ready, mut console)) =
+            Self::start(store, entry, &config.vmm, |entry| {
+                parts.add_tops(tops)?;
+                let ready = entry.socket(&format!("{VSOCK_NAME}_{READY_PORT}"));
+                let ready = UnixListener::bind(ready).map_err(Error::Socket)?;
+                bind_vsock(&mut parts, entry)?;
+                add_console(&mut parts, entry)?;
+                let console = Console::of_fifo(&transcript::fifo(entry.directory()))
+                    .map_err(Error::Console)?;
+                Ok((parts, ready, console))
+            })?;
         let booting =
             Booting { vmm: &kept.vmm, ready: &ready, started, limit: config.boot_timeout };
         let up = async {
             let time = booting.up(parts, &mut console).await?;
+            transcript::begin(kept.entry.directory(), &console.tail()).map_err(Error::Console)?;
             kept.introduce().await.map(|()| time)
         };
         let booted = tokio::select! {
@@ -222,6 +227,7 @@ impl Kept {
         let (meta, tops) = store.stand_on(entry, from)?;
         let mut parts = Parts::of_checkpoint(store, &meta, tops)?;
         bind_vsock(&mut parts, entry)?;
+        add_console(&mut parts, entry)?;
         let names = parts.names();
         let (spec, passed) = parts.finish();
         vmm.create(spec, passed).await.map_err(|source| names.refusal(source))?;
@@ -293,6 +299,10 @@ fn start_process(entry: &mut store::Sandbox, program: &Path) -> Result<Vmm, Erro
 fn bind_vsock(parts: &mut Parts, entry: &store::Sandbox) -> Result<(), Error> {
     let handle = entry.handle().try_clone().map_err(Error::Socket)?;
     parts.add_vsock(&entry.socket(VSOCK_NAME), handle, VSOCK_NAME)
+}
+
+fn add_console(parts: &mut Parts, entry: &store::Sandbox) -> Result<(), Error> {
+    parts.add_console(transcript::open(entry.directory()).map_err(Error::Console)?)
 }
 
 /// Ends the machine of a sandbox, if it still runs; returns when its process is gone.

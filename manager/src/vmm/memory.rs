@@ -24,6 +24,8 @@ pub struct WholeMemory {
     pub private: u64,
     /// Pages that others have, too: of a checkpoint, or of the program.
     pub shared: u64,
+    /// Its proportional set size: each shared page divided by how many share it.
+    pub pss: u64,
 }
 
 impl WholeMemory {
@@ -44,7 +46,7 @@ impl WholeMemory {
             let lines = text.lines().filter(|line| line.starts_with(kind));
             lines.filter_map(kib).fold(0, u64::saturating_add)
         };
-        Self { private: sum("Private_"), shared: sum("Shared_") }
+        Self { private: sum("Private_"), shared: sum("Shared_"), pss: sum("Pss:") }
     }
 }
 
@@ -118,9 +120,9 @@ VmFlags: rd mr pf io de dd
 
     #[test]
     fn all_memory_is_private_or_shared() {
-        let text = "Rss: 30 kB\nShared_Clean: 4 kB\nShared_Dirty: 1 kB\nPrivate_Clean: 2 kB\n\
+        let text = "Rss: 30 kB\nPss: 12 kB\nPss_Anon: 1 kB\nShared_Clean: 4 kB\nShared_Dirty: 1 kB\nPrivate_Clean: 2 kB\n\
                     Private_Dirty: 8 kB\nPrivate_Hugetlb: 0 kB\n";
         let memory = WholeMemory::parse(text);
-        assert_eq!(memory, WholeMemory { private: 10 << 10, shared: 5 << 10 });
+        assert_eq!(memory, WholeMemory { private: 10 << 10, shared: 5 << 10, pss: 12 << 10 });
     }
 }

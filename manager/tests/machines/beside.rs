@@ -2,7 +2,7 @@
 //! where none runs. The guests have no agent, so nothing that needs one is done here.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::{Child, Command, Output, Stdio};
 
 use coppice_manager::registry::{OnTimeout, Registry, Row, State, Tenant, now_ms};
@@ -224,5 +224,71 @@ fn there_is_one_daemon_in_a_home() {
     let home = Home::served();
     let (code, said) = home.refused(&["serve", "--listen", "127.0.0.1:0"]);
     assert!(code == Some(85) && said.contains("a daemon serves"), "{code:?}: {said}");
+    home.said(&["kill", home.id.as_str()]);
+}
+
+/// The words of a daemon's sandbox from all sources that it has, while it is there and after.
+#[test]
+fn logs_tell_what_happened_also_when_it_is_over() {
+    if !coppice_micro::kvm() {
+        return;
+    }
+    let home = Home::served();
+    let id = home.id.as_str();
+    home.said(&["checkpoint", id]);
+    let directory = home.scene.store.path().join("sandboxes").join(id);
+    std::fs::write(directory.join("vmm.log"), "of the VMM\n").unwrap();
+    std::fs::write(directory.join("console.log"), "of the guest\n").unwrap();
+    let said = home.said(&["logs", id]);
+    for (source, text) in
+        [("vmm", "of the VMM"), ("console", "of the guest"), ("event", "checkpoint: ")]
+    {
+        let found =
+            said.lines().find(|line| line.contains(text)).unwrap_or_else(|| panic!("{said}"));
+        assert!(found.contains(source), "{said}");
+    }
+    let mut follower = home.command(&["logs", "--follow", "--json", id]);
+    let mut follower = follower.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("checkpoint: ")));
+    home.said(&["kill", id]);
+    assert!(lines.any(|line| line.unwrap().contains("killing")));
+    assert!(follower.wait().unwrap().success());
+    assert!(home.said(&["logs", id]).contains("gone: asked for"));
+    let (code, said) = home.refused(&["logs", "0123456789ab"]);
+    assert_eq!(code, Some(84), "{said}");
+}
+
+#[test]
+fn top_shows_what_each_uses() {
+    if !coppice_micro::kvm() {
+        return;
+    }
+    let home = Home::served();
+    let table = home.said(&["top"]);
+    assert!(table.contains("1 sandboxes, 1 running"), "{table}");
+    assert!(table.contains("team-a") && table.contains("14m "), "{table}");
+    let all: Value = serde_json::from_str(&home.said(&["top", "--json"])).unwrap();
+    assert!(all[0]["pss_bytes"].as_u64().unwrap() > 0, "{all}");
+    assert!(all[0]["uptime_ms"].as_u64().unwrap() < 600_000, "{all}");
+
+    // On a terminal it has a screen of its own, and gives the old one back.
+    let coppice = env!("CARGO_BIN_EXE_coppice");
+    let mut terminal = Command::new("script");
+    terminal.args(["-qec", &format!("{coppice} top"), "/dev/null"]);
+    terminal.env("COPPICE_HOME", home.scene.store.path());
+    terminal.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut terminal = terminal.spawn().unwrap();
+    let mut shown = BufReader::new(terminal.stdout.take().unwrap());
+    let mut line = Vec::new();
+    while !String::from_utf8_lossy(&line).contains("running") {
+        shown.read_until(b'\n', &mut line).unwrap();
+    }
+    assert!(line.starts_with(b"\x1b[?1049h"), "{line:?}");
+    terminal.stdin.take().unwrap().write_all(b"q").unwrap();
+    let mut rest = Vec::new();
+    shown.read_to_end(&mut rest).unwrap();
+    assert!(rest.ends_with(b"\x1b[?25h\x1b[?1049l"), "{:?}", String::from_utf8_lossy(&rest));
+    assert!(terminal.wait().unwrap().success());
     home.said(&["kill", home.id.as_str()]);
 }
