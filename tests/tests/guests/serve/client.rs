@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use coppice_manager::registry::Registry;
+use coppice_manager::registry::{Registry, Wanted};
 use serde_json::{Value, json};
 
 use crate::common::{coppice, home, stdout};
@@ -62,7 +62,7 @@ impl Daemon {
     /// Why a sandbox is gone, as it was written down.
     pub(super) fn why_gone(&self, sandbox: &str) -> Option<String> {
         let registry = Registry::open(self.dir.path()).unwrap();
-        let events = registry.events_after(0, 10_000).unwrap();
+        let events = registry.events(&Wanted::default(), 10_000).unwrap().events;
         let gone =
             events.into_iter().find(|event| event.sandbox == sandbox && event.kind == "gone");
         gone.map(|event| event.text)
