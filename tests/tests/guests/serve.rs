@@ -8,5 +8,6 @@ mod faults;
 mod flood;
 mod full;
 mod lifecycle;
+mod outside;
 mod reach;
 mod templates;

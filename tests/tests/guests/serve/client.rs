@@ -28,7 +28,7 @@ impl Daemon {
         Self::start_in(tempfile::tempdir().unwrap(), options)
     }
 
-    /// One whose home is this directory.
+    /// One whose home is this directory; if there is a file `log` in it, it logs there.
     pub(super) fn start_in(dir: tempfile::TempDir, options: &[&str]) -> Self {
         for part in ["kernels", "images", "coppice-agent"] {
             symlink(home().path().join(part), dir.path().join(part)).unwrap();
@@ -148,6 +148,9 @@ fn command(home: &Path, args: &[&str]) -> Command {
 fn serve(home: &Path, more: &[&str]) -> (Child, String) {
     let options = [["serve", "--listen", "127.0.0.1:0"].as_slice(), more].concat();
     let mut command = command(home, &options);
+    if let Ok(log) = std::fs::OpenOptions::new().append(true).open(home.join("log")) {
+        command.stderr(log);
+    }
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut url = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
