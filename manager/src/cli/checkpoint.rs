@@ -36,6 +36,11 @@ fn label(text: &str) -> Result<(String, String), String> {
     if key.is_empty() || text.chars().any(char::is_control) {
         return Err("a label has a name, and no control characters".into());
     }
+    if key.starts_with("coppice.") {
+        return Err(
+            "labels whose names begin with coppice. are the daemon's, which removes them".into()
+        );
+    }
     Ok((key.to_owned(), value.to_owned()))
 }
 
@@ -122,7 +127,7 @@ mod tests {
     #[test]
     fn labels_have_a_name_and_a_value() {
         assert_eq!(label("a=b=c"), Ok(("a".into(), "b=c".into())));
-        for text in ["a", "=b", "a=\x1b[2J"] {
+        for text in ["a", "=b", "a=\x1b[2J", "coppice.snapshot=x"] {
             label(text).unwrap_err();
         }
     }

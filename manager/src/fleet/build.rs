@@ -27,6 +27,7 @@ use crate::registry::{
 use crate::sandbox::{CheckpointRequest, Config, Kept};
 use crate::store::{GuestSettings, Id, Machine, Name};
 use crate::template::{self, Commands};
+use crate::trace;
 
 /// How long all steps of a build may take.
 const BUILD_TIME: Duration = Duration::from_secs(60 * 60);
@@ -205,7 +206,9 @@ impl Fleet {
             return Err(error);
         }
         let fleet = Arc::clone(self);
-        tokio::spawn(async move { fleet.carry_out(build, spec, origin, &log).await });
+        tokio::spawn(trace::carried(
+            async move { fleet.carry_out(build, spec, origin, &log).await },
+        ));
         Ok(())
     }
 
