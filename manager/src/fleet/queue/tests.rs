@@ -1,8 +1,10 @@
 //! The order in which starts are made.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use proptest::prelude::*;
+use tokio::time::timeout;
 
 use super::*;
 
@@ -18,34 +20,39 @@ async fn waiting(queue: &Arc<Queue>, name: &str) -> tokio::task::JoinHandle<Star
     task
 }
 
+/// What a task has got, if it gets it.
+async fn got(task: tokio::task::JoinHandle<Start>) -> Start {
+    timeout(Duration::from_secs(10), task).await.unwrap().unwrap()
+}
+
 #[tokio::test]
 async fn tenants_take_turns_however_many_one_asks_for() {
     let queue = Queue::new(1);
-    let first = waiting(&queue, "greedy").await.await.unwrap();
+    let first = got(waiting(&queue, "greedy").await).await;
     let mut greedy = Vec::new();
     for _ in 0..500 {
         greedy.push(waiting(&queue, "greedy").await);
     }
     let modest = waiting(&queue, "modest").await;
     drop(first);
-    let second = greedy.remove(0).await.unwrap();
+    let second = got(greedy.remove(0)).await;
     assert!(!modest.is_finished());
     drop(second);
-    drop(modest.await.unwrap());
-    drop(greedy.remove(0).await.unwrap());
+    drop(got(modest).await);
+    drop(got(greedy.remove(0)).await);
 }
 
 #[tokio::test]
 async fn who_goes_away_gives_up_its_place() {
     let queue = Queue::new(1);
-    let first = waiting(&queue, "a").await.await.unwrap();
+    let first = got(waiting(&queue, "a").await).await;
     let gone = waiting(&queue, "a").await;
     let stays = waiting(&queue, "a").await;
     gone.abort();
     gone.await.unwrap_err();
     assert_eq!(queue.now().waiters.len(), 1);
     drop(first);
-    drop(stays.await.unwrap());
+    drop(got(stays).await);
     assert_eq!(queue.now().line.free, 1);
 }
 
@@ -53,28 +60,28 @@ async fn who_goes_away_gives_up_its_place() {
 #[tokio::test]
 async fn who_goes_away_when_it_is_called_hands_it_on() {
     let queue = Queue::new(1);
-    let first = waiting(&queue, "a").await.await.unwrap();
+    let first = got(waiting(&queue, "a").await).await;
     let gone = waiting(&queue, "a").await;
     let stays = waiting(&queue, "b").await;
     drop(first);
     gone.abort();
-    drop(stays.await.unwrap());
+    drop(got(stays).await);
     assert_eq!(queue.now().line.free, 1);
 }
 
 #[tokio::test]
 async fn what_can_wait_waits_until_nobody_else_does() {
     let queue = Queue::new(1);
-    let first = waiting(&queue, "a").await.await.unwrap();
+    let first = got(waiting(&queue, "a").await).await;
     let other = Arc::clone(&queue);
     let idle = tokio::spawn(async move { other.idle().await.unwrap() });
     tokio::task::yield_now().await;
     let second = waiting(&queue, "a").await;
     drop(first);
-    let second = second.await.unwrap();
+    let second = got(second).await;
     assert!(!idle.is_finished());
     drop(second);
-    drop(idle.await.unwrap());
+    drop(got(idle).await);
 }
 
 #[tokio::test]
