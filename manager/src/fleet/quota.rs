@@ -39,15 +39,17 @@ impl Usage {
         Self { sandboxes: 0, ..self }
     }
 
-    /// The first limit that it exceeds.
-    fn exceeds(self, quota: &Quota) -> Option<Error> {
+    /// The first limit that it exceeds with something more. What is not asked for more of is not
+    /// looked at: a limit may have been lowered since.
+    fn exceeds_with(self, more: Self, quota: &Quota) -> Option<Error> {
+        let all = self + more;
         let limits = [
-            ("sandboxes", self.sandboxes, quota.sandboxes),
-            ("MiB of memory", self.memory_mib, quota.memory_mib),
-            ("vCPUs", self.vcpus, quota.vcpus),
+            ("sandboxes", more.sandboxes, all.sandboxes, quota.sandboxes),
+            ("MiB of memory", more.memory_mib, all.memory_mib, quota.memory_mib),
+            ("vCPUs", more.vcpus, all.vcpus, quota.vcpus),
         ];
-        limits.into_iter().find_map(|(what, has, limit)| {
-            let limit = limit.filter(|limit| has > *limit)?;
+        limits.into_iter().find_map(|(what, more, all, limit)| {
+            let limit = limit.filter(|limit| more > 0 && all > *limit)?;
             Some(Error::Quota { what, limit })
         })
     }
@@ -117,7 +119,7 @@ impl Fleet {
         let members = self.members();
         let own = members.values().filter(|member| member.is_of(tenant));
         let there = own.fold(Usage::default(), |sum, member| sum + member.usage());
-        match (there + self.reserved.of(tenant) + usage).exceeds(&quota) {
+        match (there + self.reserved.of(tenant)).exceeds_with(usage, &quota) {
             Some(error) => {
                 self.refused("quota").inc();
                 Err(error)
@@ -165,11 +167,14 @@ mod tests {
         let running = Usage::running(2, 512);
         assert_eq!(running.paused() + running.woken(), running);
         let quota = Quota { sandboxes: Some(2), memory_mib: Some(1000), vcpus: None };
-        assert!((running.paused() + running).exceeds(&quota).is_none());
-        let error = (running + running).exceeds(&quota).unwrap();
+        assert!(running.paused().exceeds_with(running, &quota).is_none());
+        let error = running.exceeds_with(running, &quota).unwrap();
         assert!(matches!(error, Error::Quota { what: "MiB of memory", limit: 1000 }), "{error}");
-        let error = (running.paused() + running.paused() + running).exceeds(&quota).unwrap();
+        let three = running.paused() + running.paused() + running.paused();
+        let error = three.exceeds_with(running, &quota).unwrap();
         assert!(matches!(error, Error::Quota { what: "sandboxes", limit: 2 }), "{error}");
+        // It goes on although there are more by now than there may be.
+        assert!(three.exceeds_with(running.woken(), &quota).is_none());
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::listen::{Door, Meters};
 /// Sandboxes that the daemon knows.
 const KNOWN: usize = 1000;
 /// Requests of each kind.
-const ROUNDS: usize = 200;
+const ROUNDS: usize = if cfg!(debug_assertions) { 50 } else { 200 };
 /// How much slower anything may be with as many, and by how much the daemon may delay a request.
 const SLOWER: Duration = Duration::from_millis(if cfg!(debug_assertions) { 30 } else { 1 });
 const ADDED: Duration = Duration::from_millis(if cfg!(debug_assertions) { 30 } else { 1 });

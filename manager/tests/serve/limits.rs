@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use crate::daemon::Daemon;
+use coppice_manager::registry::{Quota, Registry, Tenant};
 use serde_json::json;
 
 /// Sends bytes and reads all until the daemon closes the connection.
@@ -135,4 +136,15 @@ fn there_are_so_many_connections_and_then_one_is_told_so() {
         }
         assert!(began.elapsed() < Duration::from_secs(30));
     }
+}
+
+#[test]
+fn a_keys_limits_are_its_tenants() {
+    let daemon = Daemon::start(&[]);
+    daemon.key(&["--tenant", "a", "--max-sandboxes", "2", "--max-memory", "512"]);
+    daemon.key(&["--tenant", "a", "--max-sandboxes", "3", "--max-vcpus", "4"]);
+    let registry = Registry::open(daemon.home.path()).unwrap();
+    let quota = registry.quota_of(&Tenant::new("a").unwrap()).unwrap();
+    let wanted = Quota { sandboxes: Some(3), memory_mib: Some(512), vcpus: Some(4) };
+    assert_eq!(quota, Some(wanted));
 }
