@@ -100,6 +100,7 @@ pub async fn build(store: &Store, recipe: &Recipe) -> Result<Id, Error> {
 pub async fn bring_up(agent: &Agent, commands: &Commands) -> Result<Option<ProcessStream>, Error> {
     let Some(command) = &commands.start else {
         ready(agent, commands).await?;
+        write_back(agent).await;
         return Ok(None);
     };
     let mut stream = agent.start(shell(command)).await?;
@@ -115,7 +116,22 @@ pub async fn bring_up(agent: &Agent, commands: &Commands) -> Result<Option<Proce
             ready(agent, commands).await?;
         }
     }
+    write_back(agent).await;
     Ok(Some(stream))
+}
+
+/// Has the guest write to its disk what it has only in memory. Sandboxes would go on without it,
+/// but the disk by itself is more useful then: its journal was begun, so that it can be read and
+/// compared. An image may lack the program.
+async fn write_back(agent: &Agent) {
+    let process = ProcessConfig { cmd: "sync".into(), ..ProcessConfig::default() };
+    let written = async {
+        let mut stream = agent.start(Start { process, ..Start::default() }).await?;
+        follow(&mut stream, |_, _| {}).await
+    };
+    if let Err(error) = written.await {
+        tracing::debug!(%error, "a template's disk is kept as it is");
+    }
 }
 
 async fn ready(agent: &Agent, commands: &Commands) -> Result<(), Error> {
