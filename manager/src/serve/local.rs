@@ -13,6 +13,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use thiserror::Error;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 
 /// File name of the lock, with the number of the process that has it.
@@ -75,7 +76,8 @@ impl Place {
             Err(Errno::WOULDBLOCK) => {}
             Err(errno) => return Err(at(&path)(errno)),
         }
-        if connect(home).await.is_ok() {
+        // Whoever takes longer to answer is a daemon that looks after what it finds.
+        if tokio::time::timeout(PATIENCE, answers(home)).await.unwrap_or(true) {
             return Err(Error::Served { home: home.to_owned() });
         }
         let waiting = tokio::task::spawn_blocking(move || {
@@ -130,6 +132,14 @@ impl Drop for Place {
     }
 }
 
+/// Whether somebody serves the socket. That it can be connected to says nothing: programs that a
+/// daemon was starting when it was killed have a copy of it, and of the lock, for a while.
+async fn answers(home: &Path) -> bool {
+    let Ok(mut stream) = connect(home).await else { return false };
+    let asked = stream.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    asked.is_ok() && matches!(stream.read(&mut [0]).await, Ok(1))
+}
+
 fn open_lock(home: &Path) -> Result<(PathBuf, File), Error> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(home);
     made.map_err(|source| Error::Io { path: home.to_owned(), source })?;
@@ -182,6 +192,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().join("h".repeat(120));
         (dir, home)
+    }
+
+    #[tokio::test]
+    async fn what_a_killed_daemons_children_still_hold_is_waited_for() {
+        let (_dir, home) = home();
+        let dead = Place::take(&home).await.unwrap();
+        let listener = dead.listen().unwrap();
+        let child = async {
+            // It never answers, and is a program of its own then.
+            drop(listener.accept().await.unwrap());
+            drop((listener, dead));
+        };
+        let (taken, ()) = tokio::join!(Place::take(&home), child);
+        taken.unwrap();
     }
 
     #[tokio::test]

@@ -40,7 +40,9 @@ impl Place {
     /// Waits until there is a daemon.
     fn client(&self, key: &str) -> Client {
         let url = self.client.lock().unwrap();
-        let url = self.moved.wait_while(url, |url| url.is_none()).unwrap();
+        let back = Duration::from_secs(120);
+        let (url, waited) = self.moved.wait_timeout_while(url, back, |url| url.is_none()).unwrap();
+        assert!(!waited.timed_out(), "the daemon does not come back");
         Client { url: url.clone().unwrap(), key: key.to_owned() }
     }
 }
