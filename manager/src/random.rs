@@ -15,17 +15,33 @@ pub(crate) fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 /// A UUID (RFC 9562, version 4) of these bytes.
 pub(crate) fn uuid_of(mut bytes: [u8; 16]) -> String {
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut text = String::with_capacity(36);
-    for (place, byte) in bytes.iter().enumerate() {
-        if [4, 6, 8, 10].contains(&place) {
-            text.push('-');
-        }
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
+    let (first, rest) = bytes.split_at(4);
+    let (parts, last) = rest.split_at(6);
+    let middle: Vec<String> = parts.chunks(2).map(hex).collect();
+    format!("{}-{}-{}", hex(first), middle.join("-"), hex(last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_has_its_version_and_all_other_bits() {
+        assert_eq!(uuid_of([0xff; 16]), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        let bytes = std::array::from_fn(|place| u8::try_from(place).unwrap());
+        assert_eq!(uuid_of(bytes), "00010203-0405-4607-8809-0a0b0c0d0e0f");
     }
-    text
 }

@@ -92,10 +92,7 @@ const MANAGER_EDGES: &[(&str, &[&str])] = &[
             "template", "trace", "vmm", "workdir",
         ],
     ),
-    (
-        "api",
-        &["build", "failure", "fleet", "home", "listen", "random", "registry", "sandbox", "store"],
-    ),
+    ("api", &["build", "failure", "fleet", "listen", "random", "registry", "sandbox", "store"]),
     ("gateway", &["agent", "api", "failure", "fleet", "listen", "registry", "store"]),
     ("serve", &["api", "fleet", "gateway", "listen", "sys", "trace"]),
     ("client", &["api", "failure", "fleet", "home", "registry", "serve", "store"]),

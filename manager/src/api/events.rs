@@ -102,37 +102,14 @@ impl Follower {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::fleet::Settings;
-    use crate::home::Home;
-    use crate::registry::{OnTimeout, Registry, Row, State, Tenant};
-    use crate::store::Id;
-
-    fn fleet() -> (tempfile::TempDir, Arc<Fleet>) {
-        let dir = tempfile::tempdir().unwrap();
-        let home = Home::at(dir.path());
-        let settings = Settings { home, vmm: "/none".into(), max_per_tenant: 1, reserve: 0 };
-        (dir, Fleet::open(settings).unwrap())
-    }
+    use crate::fleet::stub;
+    use crate::registry::{Registry, Row};
 
     fn row() -> Row {
-        Row {
-            id: Id::new().unwrap(),
-            tenant: Tenant::new("team").unwrap(),
-            state: State::Running,
-            template: "base".into(),
-            alias: None,
-            started_ms: 0,
-            end_ms: 0,
-            on_timeout: OnTimeout::Kill,
-            auto_resume: false,
-            metadata: BTreeMap::new(),
-            pause: None,
-        }
+        stub::row(&stub::tenant("team"))
     }
 
     /// Numbers of events in the first bytes of a stream, until there are `count`.
@@ -159,7 +136,7 @@ mod tests {
     #[tokio::test]
     async fn each_event_comes_once_whenever_it_happens() {
         const ALL: i64 = 2 * 128 + 50;
-        let (_dir, fleet) = fleet();
+        let (_dir, fleet) = stub::fleet(1);
         let (_end, ending) = watch::channel(false);
         let row = row();
         for _ in 0..2 * BATCH {
@@ -178,7 +155,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_reads_too_slowly_is_told_what_was_dropped() {
-        let (dir, fleet) = fleet();
+        let (dir, fleet) = stub::fleet(1);
         let (_end, ending) = watch::channel(false);
         let row = row();
         fleet.registry().note(&row, "first", "").unwrap();
@@ -195,7 +172,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_what_is_wanted_comes_and_nothing_seems_lost() {
-        let (_dir, fleet) = fleet();
+        let (_dir, fleet) = stub::fleet(1);
         let (_end, ending) = watch::channel(false);
         let (own, other) = (row(), row());
         for row in [&own, &other, &other, &own] {
@@ -211,7 +188,7 @@ mod tests {
 
     #[tokio::test]
     async fn it_ends_with_the_daemon() {
-        let (_dir, fleet) = fleet();
+        let (_dir, fleet) = stub::fleet(1);
         let (end, ending) = watch::channel(false);
         let mut body = body(&fleet, &ending, Wanted::default());
         end.send_replace(true);
@@ -220,7 +197,7 @@ mod tests {
 
     #[tokio::test]
     async fn events_read_again_from_a_later_program() {
-        let (dir, fleet) = fleet();
+        let (dir, fleet) = stub::fleet(1);
         fleet.registry().note(&row(), "some", "text").unwrap();
         let registry = Registry::existing(dir.path()).unwrap().unwrap();
         assert_eq!(registry.events(&Wanted::default(), 9).unwrap().events.len(), 1);

@@ -8,7 +8,7 @@ use coppice_manager::client::Client;
 use coppice_manager::failure::{Class, Failure};
 use coppice_manager::home::Home;
 use coppice_manager::registry::{Event, Wanted};
-use coppice_manager::sandbox::{Follower, Guest, Transcript};
+use coppice_manager::sandbox::{Follower, Guest, LOG_NAME, Transcript};
 use coppice_manager::store::{Found, Id, Store};
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -24,8 +24,6 @@ Each line names where it is from:
   console  what its guest wrote to the serial console: of what nobody has looked at, the first 64 KiB
   agent    requests to the agent in the guest with the X-Request-Id they came with, and its warnings";
 
-/// File name of the VMM's log in a sandbox's directory.
-const VMM_LOG: &str = "vmm.log";
 /// The most bytes of a VMM's log that are shown: its end.
 const MAX_VMM_LOG: usize = 256 * 1024;
 /// Lines that wait to be printed; who writes more waits.
@@ -137,7 +135,7 @@ impl Past {
         if here {
             let directory = directory(store, id);
             // What is not there has nothing to say.
-            let vmm = std::fs::read(directory.join(VMM_LOG)).unwrap_or_default();
+            let vmm = std::fs::read(directory.join(LOG_NAME)).unwrap_or_default();
             let end = vmm.len().saturating_sub(MAX_VMM_LOG);
             entries.extend(self::entries("vmm", vmm.get(end..).unwrap_or_default()));
             entries.extend(self::entries("console", &transcript(store, id)?.whole));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::create::{Birth, prove};
+use super::create::{Birth, proven};
 use super::lifecycle::labels;
 use super::queue::Start;
 use super::quota::Usage;
@@ -365,7 +365,7 @@ impl Fleet {
                 let start = self.wait_to_start(&build.tenant).await?;
                 let member = self.announce(&row, reservation)?;
                 let booted = self.boot(&member, *config, start).await;
-                let kept = self.or_forget(&member, booted)?;
+                let kept = self.or_forget(&member, booted).await?;
                 return Ok((member, kept, GuestSettings::default()));
             }
             Origin::Base => self.base().await?,
@@ -378,32 +378,27 @@ impl Fleet {
         let member = self.announce(&row, reservation)?;
         let birth = Birth { row, from, machine, guest: guest.clone(), shell: None, start };
         let started = self.start(&member, birth).await;
-        let kept = self.or_forget(&member, started)?;
+        let kept = self.or_forget(&member, started).await?;
         Ok((member, kept, guest))
     }
 
     async fn boot(&self, member: &Member, config: Config, _start: Start) -> Result<Kept, Error> {
         let (store, id) = (self.store.clone(), member.id().clone());
         blocking(move || async move {
-            let booted = Kept::boot(&store, &config, Some(id.clone()), None, pending()).await;
-            let (kept, _time) = booted?;
-            match prove(kept.agent()).await {
-                Ok(()) => Ok(kept),
-                Err(error) => {
-                    drop(kept);
-                    Kept::remove(&store, &id).await?;
-                    Err(error)
-                }
-            }
+            let (kept, _time) = Kept::boot(&store, &config, Some(id), None, pending()).await?;
+            proven(kept, &store).await
         })
         .await
     }
 
     /// What was started, or nothing of it.
-    fn or_forget(&self, member: &Member, started: Result<Kept, Error>) -> Result<Kept, Error> {
+    async fn or_forget(
+        &self,
+        member: &Member,
+        started: Result<Kept, Error>,
+    ) -> Result<Kept, Error> {
         if let Err(error) = &started {
-            self.registry.remove_sandbox(&member.row(), &chain(error))?;
-            self.members().remove(member.id());
+            self.forget(member, &chain(error)).await;
         }
         started
     }

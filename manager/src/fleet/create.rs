@@ -14,7 +14,7 @@ use crate::agent::{self, Agent};
 use crate::random::random_bytes;
 use crate::registry::{Earlier, OnTimeout, Row, State, Template, Tenant, now_ms};
 use crate::sandbox::{Kept, Shell};
-use crate::store::{GuestSettings, Id, Machine};
+use crate::store::{GuestSettings, Id, Machine, Store};
 use crate::trace;
 
 /// Random bytes of an access token.
@@ -256,7 +256,7 @@ impl Fleet {
 
     /// Removes a new sandbox that nobody was told of. What cannot be removed now is removed when
     /// the daemon starts again, which finds that it was being made.
-    async fn forget(&self, member: &Member, why: &str) {
+    pub(super) async fn forget(&self, member: &Member, why: &str) {
         if let Err(error) = self.remove(member, why).await {
             tracing::error!(sandbox = %member.id(), %error, "the rest of a sandbox stays");
             self.members().remove(member.id());
@@ -301,14 +301,7 @@ impl Fleet {
             let kept = shell.restore(&birth.from).await?;
             drop(stage);
             let _stage = prove_stage.begin();
-            match prove(kept.agent()).await {
-                Ok(()) => Ok(kept),
-                Err(error) => {
-                    drop(kept);
-                    Kept::remove(&store, &id).await?;
-                    Err(error)
-                }
-            }
+            proven(kept, &store).await
         })
         .await
     }
@@ -324,6 +317,19 @@ impl Fleet {
             Some(template) if template.id != BASE => Ok(template),
             _ if reference == BASE => self.base().await,
             _ => Err(Error::NoTemplate { reference: reference.into() }),
+        }
+    }
+}
+
+/// A new sandbox whose guest runs commands, or nothing of it.
+pub(super) async fn proven(kept: Kept, store: &Store) -> Result<Kept, Error> {
+    match prove(kept.agent()).await {
+        Ok(()) => Ok(kept),
+        Err(error) => {
+            let id = kept.record().id.clone();
+            drop(kept);
+            Kept::remove(store, &id).await?;
+            Err(error)
         }
     }
 }

@@ -186,21 +186,10 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
 
     fn machine(vcpus: u8) -> Machine {
-        Machine {
-            vcpus,
-            memory_mib: 128,
-            kernel: PathBuf::new(),
-            cmdline: String::new(),
-            initrd: None,
-            cid: 3,
-            rng: true,
-            balloon: None,
-        }
+        Machine { vcpus, memory_mib: 128, ..crate::fleet::stub::machine() }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::create::token;
 use super::{Error, Fleet, blocking};
+use crate::random::hex;
 use crate::registry::Tenant;
 use crate::store::Id;
 
@@ -150,17 +151,17 @@ fn is_part(path: &Path) -> bool {
     path.extension().is_some_and(|ending| ending == PART)
 }
 
-fn hex(text: &[u8]) -> String {
-    let digest = Sha256::digest(text);
-    digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+/// The first half of a hash, which is enough to be the only one.
+fn short_hash(text: &str) -> String {
+    hex(Sha256::digest(text).first_chunk::<16>().unwrap_or(&[0; 16]))
 }
 
 fn tenant_prefix(tenant: &Tenant) -> String {
-    format!("{}-", hex(tenant.as_str().as_bytes()))
+    format!("{}-", short_hash(tenant.as_str()))
 }
 
 fn file_name(tenant: &Tenant, hash: &str) -> String {
-    format!("{}{}.tar", tenant_prefix(tenant), hex(hash.as_bytes()))
+    format!("{}{}.tar", tenant_prefix(tenant), short_hash(hash))
 }
 
 /// A file that goes away unless it is given a name.

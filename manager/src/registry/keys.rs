@@ -1,13 +1,11 @@
 //! API keys: drawn once, shown once, kept as a hash.
 
-use std::fmt::Write as _;
-
 use rusqlite::{OptionalExtension as _, params};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{Error, Registry, now_ms, sql_ms};
-use crate::random::random_bytes;
+use crate::random::{hex, random_bytes};
 use crate::store::Name;
 
 /// What every key begins with; E2B's clients look for it.
@@ -59,14 +57,6 @@ pub struct NewKey {
     pub listed: ApiKey,
     /// The key itself: `e2b_` and 40 hexadecimal digits. It cannot be had again.
     pub key: String,
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// A key has 160 random bits, so a plain hash cannot be turned back.

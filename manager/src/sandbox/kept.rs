@@ -39,7 +39,7 @@ use crate::vmm::{ProcessId, Vmm};
 /// File name of the vsock socket in a sandbox's directory.
 const VSOCK_NAME: &str = "vsock.sock";
 /// File name of the VMM's log there.
-const LOG_NAME: &str = "vmm.log";
+pub const LOG_NAME: &str = "vmm.log";
 /// How long a VMM that said it ends may take to be gone.
 const EXIT_GRACE: Duration = Duration::from_secs(5);
 /// Secret bytes that a guest's random generator gets after it was copied or taken back.

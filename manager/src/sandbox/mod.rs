@@ -20,7 +20,7 @@ use tokio::net::UnixListener;
 use tokio::time::timeout;
 
 pub use error::Error;
-pub use kept::{CheckpointRequest, Follower, Guest, Kept, Made, Shell, Transcript};
+pub use kept::{CheckpointRequest, Follower, Guest, Kept, LOG_NAME, Made, Shell, Transcript};
 
 use crate::agent::Agent;
 use crate::vmm::{End, MemoryUse, Vmm};

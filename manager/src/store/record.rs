@@ -14,7 +14,7 @@ use coppice_vmm_protocol::BalloonSpec;
 use serde::{Deserialize, Serialize};
 
 use super::{Id, Name};
-use crate::random::random_bytes;
+use crate::random::{hex, random_bytes};
 use crate::vmm::ProcessId;
 
 /// Version of [`Meta`] as it is stored.
@@ -262,13 +262,7 @@ impl SandboxRecord {
 
 /// Draws a machine-id.
 pub(super) fn machine_id() -> io::Result<String> {
-    use std::fmt::Write as _;
-    let mut id = String::with_capacity(32);
-    for byte in random_bytes::<16>()? {
-        // Writing to a string cannot fail.
-        let _ = write!(id, "{byte:02x}");
-    }
-    Ok(id)
+    random_bytes::<16>().map(|bytes| hex(&bytes))
 }
 
 /// Milliseconds since 1970.

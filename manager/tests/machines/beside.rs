@@ -13,16 +13,16 @@ use serde_json::Value;
 use crate::scene::{Scene, block_on};
 
 /// A home with one sandbox that a daemon answers for.
-struct Home {
-    scene: Scene,
-    id: Id,
+pub(crate) struct Home {
+    pub(crate) scene: Scene,
+    pub(crate) id: Id,
     /// Its console stays open.
     _guest: Interpreter,
     daemon: Option<Child>,
 }
 
 impl Home {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let scene = Scene::new();
         let (id, guest) = block_on(scene.boot());
         let row = Row {
@@ -44,13 +44,18 @@ impl Home {
 
     fn served() -> Self {
         let mut home = Self::new();
-        let mut command = home.command(&["serve", "--listen", "127.0.0.1:0"]);
+        home.serve();
+        home
+    }
+
+    /// Starts a daemon; it listens when this returns.
+    pub(crate) fn serve(&mut self) {
+        let mut command = self.command(&["serve", "--listen", "127.0.0.1:0"]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut url = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
         assert!(url.starts_with("http://"), "{url}");
-        home.daemon = Some(child);
-        home
+        self.daemon = Some(child);
     }
 
     fn command(&self, args: &[&str]) -> Command {
@@ -68,7 +73,7 @@ impl Home {
     }
 
     /// What a command prints, which has to succeed.
-    fn said(&self, args: &[&str]) -> String {
+    pub(crate) fn said(&self, args: &[&str]) -> String {
         let output = self.run(args);
         assert!(output.status.success(), "{args:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
