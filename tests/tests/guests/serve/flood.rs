@@ -30,6 +30,8 @@ def serve(port, head, piece):
         s, _ = listener.accept()
         def flood(s=s):
             try:
+                # An answer that comes before its request is none.
+                s.recv(65536)
                 s.send(head)
                 while True:
                     s.send(piece)
