@@ -13,7 +13,7 @@ use crate::listen::Peer;
 use crate::registry::Tenant;
 
 /// Header with the API key.
-const KEY_HEADER: &str = "x-api-key";
+pub(crate) const KEY_HEADER: &str = "x-api-key";
 
 /// The tenant that asks.
 #[derive(Debug, Clone)]

@@ -32,6 +32,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::fleet::Fleet;
+pub(crate) use auth::KEY_HEADER;
 pub(crate) use body::{after as after_body, closing};
 pub use error::{ErrorBody, Failure};
 pub use rate::Limits;

@@ -20,15 +20,12 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::net::UnixStream;
 
-use crate::api::{after_body, closing};
+use crate::api::{KEY_HEADER, after_body, closing};
 use crate::fleet::{Fleet, Member};
 use crate::registry::{self, now_ms};
 use crate::store::Id;
 use internal::is_internal;
 use target::Target;
-
-/// Header with a key of the API.
-const KEY_HEADER: &str = "x-api-key";
 
 /// Forwards requests for guests; all others go on to the API.
 pub async fn guests_first(
