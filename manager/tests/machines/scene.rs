@@ -41,7 +41,13 @@ impl Scene {
         let mut scene = Self::new();
         let wrapper = scene.dir.path().join("coppice-vmm");
         let vmm = scene.program.display();
-        let script = format!("#!/bin/sh\nexec setpriv --bounding-set -sys_ptrace {vmm} \"$@\"\n");
+        // Neither by privilege nor by the device, which a mount hides.
+        let script = format!(
+            "#!/bin/sh\nif [ -e /dev/userfaultfd ] && [ -z \"$HIDDEN\" ]; then\n\
+             HIDDEN=1 exec unshare --mount -- \"$0\" \"$@\"\nfi\n\
+             [ -z \"$HIDDEN\" ] || mount --bind /dev/null /dev/userfaultfd\n\
+             exec setpriv --bounding-set -sys_ptrace {vmm} \"$@\"\n"
+        );
         std::fs::write(&wrapper, script).unwrap();
         std::fs::set_permissions(&wrapper, Permissions::from_mode(0o700)).unwrap();
         scene.program = wrapper;

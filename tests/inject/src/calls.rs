@@ -77,25 +77,57 @@ fn is_file(thread: Pid, descriptor: u64) -> bool {
     named && fs::metadata(&path).is_ok_and(|meta| meta.is_file() || meta.is_dir())
 }
 
-/// Changes a call that writes bytes, before it is made, to one that writes half of them.
-pub(crate) fn halve(thread: Pid, registers: &mut user_regs_struct) -> Result<(), Errno> {
-    let single = match number(registers) {
-        libc::SYS_writev => libc::SYS_write,
-        libc::SYS_pwritev => libc::SYS_pwrite64,
-        _ => {
-            registers.rdx = half(registers.rdx);
-            return ptrace::setregs(thread, *registers);
-        }
-    };
-    // The first piece only: its address and its length. The offset is in the same register.
-    let word = |at: u64| {
-        let value = ptrace::read(thread, at as ptrace::AddressType)?;
-        Ok::<_, Errno>(value.cast_unsigned())
-    };
-    let pieces = registers.rsi;
-    registers.rsi = word(pieces)?;
-    registers.rdx = half(word(pieces + 8)?);
-    registers.orig_rax = single.cast_unsigned();
+/// A word in the memory of a thread's process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Word {
+    address: u64,
+    value: c_long,
+}
+
+impl Word {
+    pub(crate) fn read(thread: Pid, address: u64) -> Result<Self, Errno> {
+        let value = ptrace::read(thread, address as ptrace::AddressType)?;
+        Ok(Self { address, value })
+    }
+
+    pub(crate) fn value(self) -> c_long {
+        self.value
+    }
+
+    /// The place with another value.
+    pub(crate) fn with(self, value: c_long) -> Self {
+        Self { value, ..self }
+    }
+
+    /// Puts the value in its place.
+    pub(crate) fn write(self, thread: Pid) -> Result<(), Errno> {
+        ptrace::write(thread, self.address as ptrace::AddressType, self.value)
+    }
+}
+
+/// Changes a call that writes bytes, before it is made, to the same one that writes half of them;
+/// gives what it overwrote in memory. It stays the same call because a filter of the program's may
+/// let no other pass.
+pub(crate) fn halve(thread: Pid, registers: &mut user_regs_struct) -> Result<Option<Word>, Errno> {
+    let mut overwritten = None;
+    if matches!(number(registers), libc::SYS_writev | libc::SYS_pwritev) {
+        // The first piece only, whose length is behind its address.
+        let length = Word::read(thread, registers.rsi + 8)?;
+        length.with(half(length.value.cast_unsigned()).cast_signed()).write(thread)?;
+        registers.rdx = 1;
+        overwritten = Some(length);
+    } else {
+        registers.rdx = half(registers.rdx);
+    }
+    ptrace::setregs(thread, *registers)?;
+    Ok(overwritten)
+}
+
+/// Changes a call, before it is made, to one that does nothing but fail, and that any program may
+/// make: closing no descriptor.
+pub(crate) fn void(thread: Pid, registers: &mut user_regs_struct) -> Result<(), Errno> {
+    registers.orig_rax = libc::SYS_close.cast_unsigned();
+    registers.rdi = u64::MAX;
     ptrace::setregs(thread, *registers)
 }
 

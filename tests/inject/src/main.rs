@@ -6,10 +6,14 @@
 //! and lets go when its standard input ends.
 //! `coppice-inject FAULT N run PROGRAM ARGUMENTS` follows a program from its first call to its end.
 //!
+//! `coppice-inject record FILE PROGRAM ARGUMENTS` does nothing but write down the calls; see
+//! [`record`].
+//!
 //! Only calls count that change files, from 1 on; for an end also those that send messages. The last
 //! line on standard output says what became of number N.
 
 mod calls;
+mod record;
 mod tracer;
 
 use std::io::{self, Read as _, Write as _};
@@ -49,7 +53,7 @@ impl Fault {
 
 fn main() -> ExitCode {
     match run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -57,10 +61,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Result<()> {
+fn run() -> Result<u8> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [way, file, program, arguments @ ..] = arguments.as_slice()
+        && way == "record"
+    {
+        return record::record(file, program, arguments);
+    }
     let [fault, number, way, what @ ..] = arguments.as_slice() else {
-        bail!("usage: coppice-inject FAULT N (attach PID | run PROGRAM ARGUMENTS)");
+        bail!(
+            "usage: coppice-inject FAULT N (attach PID | run PROGRAM ARGUMENTS), or \
+             coppice-inject record FILE PROGRAM ARGUMENTS"
+        );
     };
     let fault = Fault::parse(fault).context("FAULT is kill, enospc, eio or short")?;
     let number = number.parse().context("N is a number")?;
@@ -68,7 +80,8 @@ fn run() -> Result<()> {
         ("attach", [pid]) => attach(fault, number, pid.parse().context("PID is a number")?),
         ("run", [program, arguments @ ..]) => follow(fault, number, program, arguments),
         _ => bail!("say `attach PID` or `run PROGRAM ARGUMENTS`"),
-    }
+    }?;
+    Ok(0)
 }
 
 /// The last line, for those who asked.

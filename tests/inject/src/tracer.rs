@@ -6,13 +6,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result};
 use nix::errno::Errno;
+use nix::libc::user_regs_struct;
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::Fault;
-use crate::calls::{Kind, about_to_make, halve};
+use crate::calls::{Kind, Word, about_to_make, halve, void};
 
 /// `PTRACE_EVENT_STOP`: the stop of a thread that was asked to.
 const EVENT_STOP: i32 = 128;
@@ -24,8 +25,20 @@ pub(crate) struct Progress {
     pub(crate) seen: usize,
     /// The call that was meant, when it came.
     pub(crate) done: Option<&'static str>,
-    /// A thread whose call is to fail when it returns.
-    failing: Option<(Pid, Errno)>,
+    /// The call that was changed and did not return yet.
+    changed: Option<Changed>,
+}
+
+/// A call that is not what its thread wanted.
+#[derive(Debug)]
+struct Changed {
+    thread: Pid,
+    /// The registers with which it was made.
+    wanted: user_regs_struct,
+    /// What was overwritten in memory.
+    overwritten: Option<Word>,
+    /// How it is to fail, if it is.
+    errno: Option<Errno>,
 }
 
 /// Progress that another thread may ask for.
@@ -43,7 +56,7 @@ impl Shared {
     /// The progress at a moment at which no call is on its way to its failure. None gets there
     /// while the result is held.
     pub(crate) fn settled(&self) -> MutexGuard<'_, Progress> {
-        let settled = self.settled.wait_while(self.lock(), |progress| progress.failing.is_some());
+        let settled = self.settled.wait_while(self.lock(), |progress| progress.changed.is_some());
         settled.unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -138,7 +151,7 @@ impl Tracer {
     /// A thread is about to make a call, or has made it.
     fn call(&mut self, thread: Pid) -> Result<(), Errno> {
         if self.inside.remove(&thread) {
-            return self.fail(thread);
+            return self.restore(thread);
         }
         self.inside.insert(thread);
         let mut registers = ptrace::getregs(thread)?;
@@ -159,25 +172,38 @@ impl Tracer {
         progress.done = Some(call.name);
         match self.fault {
             Fault::Kill => kill(self.process, Signal::SIGKILL),
-            Fault::Short => halve(thread, &mut registers),
+            Fault::Short => {
+                let wanted = registers;
+                let overwritten = halve(thread, &mut registers)?;
+                progress.changed = Some(Changed { thread, wanted, overwritten, errno: None });
+                Ok(())
+            }
             Fault::Fails(errno) => {
-                progress.failing = Some((thread, errno));
-                // No call has this number.
-                registers.orig_rax = u64::MAX;
-                ptrace::setregs(thread, registers)
+                let errno = Some(errno);
+                let wanted = registers;
+                progress.changed = Some(Changed { thread, wanted, overwritten: None, errno });
+                void(thread, &mut registers)
             }
         }
     }
 
-    /// Has the call that a thread made fail, if it is the one.
-    fn fail(&self, thread: Pid) -> Result<(), Errno> {
+    /// Has the call that a thread made look as if it were the one that it wanted, if it was changed.
+    fn restore(&self, thread: Pid) -> Result<(), Errno> {
         let mut progress = self.shared.lock();
-        let Some((_, errno)) = progress.failing.take_if(|(failing, _)| *failing == thread) else {
+        let Some(changed) = progress.changed.take_if(|changed| changed.thread == thread) else {
             return Ok(());
         };
         self.shared.settled.notify_all();
+        if let Some(word) = changed.overwritten {
+            word.write(thread)?;
+        }
         let mut registers = ptrace::getregs(thread)?;
-        registers.rax = i64::from(-(errno as i32)).cast_unsigned();
+        registers.rdi = changed.wanted.rdi;
+        registers.rsi = changed.wanted.rsi;
+        registers.rdx = changed.wanted.rdx;
+        if let Some(errno) = changed.errno {
+            registers.rax = i64::from(-(errno as i32)).cast_unsigned();
+        }
         ptrace::setregs(thread, registers)
     }
 }

@@ -26,9 +26,10 @@ pub enum CaptureError {
     /// The host does not let memory be write-protected.
     #[error(
         "the host does not let guest memory be write-protected for a background copy: run as root, \
-         set vm.unprivileged_userfaultfd to 1, or take the checkpoint without it"
+         set vm.unprivileged_userfaultfd to 1, open /dev/userfaultfd to this user, or take the \
+         checkpoint without it"
     )]
-    NotAllowed(#[source] io::Error),
+    NotAllowed(#[source] Arc<io::Error>),
     /// There is no memory to copy to.
     #[error("the host has no {bytes} bytes of memory to copy guest pages to")]
     Memory {
@@ -50,15 +51,15 @@ pub struct Spare(Option<Buffer>);
 /// The host's leave to write-protect memory, to be had before the machine is stopped and its disks
 /// go over to new layers.
 #[derive(Debug)]
-pub struct Guard(Userfaultfd);
+pub struct Guard(Arc<Userfaultfd>);
 
 impl Guard {
-    /// Asks for it.
+    /// Takes it, if the host gave it when the process started.
     ///
     /// # Errors
     /// [`CaptureError::NotAllowed`].
-    pub fn new() -> Result<Self, CaptureError> {
-        Userfaultfd::new().map(Self).map_err(CaptureError::NotAllowed)
+    pub fn new(given: &Result<Arc<Userfaultfd>, Arc<io::Error>>) -> Result<Self, CaptureError> {
+        given.clone().map(Self).map_err(CaptureError::NotAllowed)
     }
 }
 

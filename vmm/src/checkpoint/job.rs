@@ -12,6 +12,7 @@ use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::capture::Capture;
+use crate::sys::jail::{self, Role};
 
 const STACK_SIZE: usize = 256 << 10;
 
@@ -101,6 +102,7 @@ impl Job {
             .name("checkpoint".into())
             .stack_size(STACK_SIZE)
             .spawn(move || {
+                jail::confine(Role::Worker);
                 let outcome = write(order, &told);
                 *put.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
                 // A full counter is readable as well.

@@ -17,6 +17,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::memory::GuestRam;
 use crate::memory::pages::{self, PAGE};
+use crate::sys::jail::{self, Role};
 use crate::sys::mem;
 use crate::sys::uffd::Userfaultfd;
 
@@ -36,13 +37,34 @@ pub(super) struct Protected {
 #[derive(Debug)]
 struct Shared {
     ram: Arc<GuestRam>,
-    uffd: Userfaultfd,
-    /// Address ranges that were registered, with the page each one starts with.
-    registered: Vec<(Range<usize>, u64)>,
+    registered: Registered,
     /// All pages that were protected at first.
     pages: PageSet,
     state: Mutex<State>,
     stop: EventFd,
+}
+
+/// Memory whose writers may be made to wait. When it is dropped nobody waits any more.
+#[derive(Debug)]
+struct Registered {
+    uffd: Arc<Userfaultfd>,
+    /// Address ranges in ascending order, with the page each one starts with.
+    ranges: Vec<(Range<usize>, u64)>,
+}
+
+impl Registered {
+    fn release_all(&self) {
+        for (range, _) in &self.ranges {
+            // It fails only for memory that is gone, and then nobody waits for it.
+            let _ = self.uffd.unregister(range);
+        }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.release_all();
+    }
 }
 
 #[derive(Debug)]
@@ -60,8 +82,9 @@ impl Shared {
 
     /// The page at an address.
     fn page_at(&self, address: usize) -> Option<u64> {
-        let at = self.registered.partition_point(|(range, _)| range.end <= address);
-        let (range, first) = self.registered.get(at).filter(|(r, _)| r.contains(&address))?;
+        let ranges = &self.registered.ranges;
+        let at = ranges.partition_point(|(range, _)| range.end <= address);
+        let (range, first) = ranges.get(at).filter(|(r, _)| r.contains(&address))?;
         Some(first + u64::try_from((address - range.start) / PAGE).ok()?)
     }
 
@@ -77,13 +100,14 @@ impl Shared {
             state.aside.insert(page, content);
             state.taken.insert(page);
         }
-        self.uffd.release(&(start..start + PAGE))
+        self.registered.uffd.release(&(start..start + PAGE))
     }
 
     /// Answers writers until told to stop.
     fn serve(&self) -> io::Result<()> {
         let epoll = Epoll::new()?;
-        for (fd, token) in [(self.uffd.as_raw_fd(), 0), (self.stop.as_raw_fd(), 1)] {
+        let uffd = &self.registered.uffd;
+        for (fd, token) in [(uffd.as_raw_fd(), 0), (self.stop.as_raw_fd(), 1)] {
             epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, token))?;
         }
         let mut events = [EpollEvent::default(); 2];
@@ -96,7 +120,7 @@ impl Shared {
             if events.iter().take(count).any(|event| event.data() == 1) {
                 return Ok(());
             }
-            while let Some(address) = self.uffd.fault()? {
+            while let Some(address) = uffd.fault()? {
                 self.answer(address)?;
             }
         }
@@ -111,36 +135,38 @@ impl Protected {
     pub(super) fn new(
         ram: Arc<GuestRam>,
         runs: Vec<Range<u64>>,
-        uffd: Userfaultfd,
+        uffd: Arc<Userfaultfd>,
     ) -> io::Result<Self> {
         let limit = pages::count(&ram);
         let mut protected = PageSet::new(limit);
-        let mut registered = Vec::new();
+        let mut registered = Registered { uffd, ranges: Vec::new() };
         for run in runs {
             protected.insert_run(run.start, run.end - run.start);
             let mut first = run.start;
             for piece in pages::pieces(&ram, run) {
                 let addresses = piece.addresses();
+                let uffd = &registered.uffd;
                 uffd.register(&addresses)?;
+                registered.ranges.push((addresses.clone(), first));
                 if uffd.protects_only_present() {
                     mem::populate(piece.region, piece.offset, piece.len)?;
                 }
                 uffd.protect(&addresses)?;
-                registered.push((addresses, first));
                 first += u64::try_from(piece.len / PAGE).map_err(io::Error::other)?;
             }
         }
-        registered.sort_unstable_by_key(|(range, _)| range.start);
+        registered.ranges.sort_unstable_by_key(|(range, _)| range.start);
         let state = Mutex::new(State { taken: PageSet::new(limit), aside: HashMap::new() });
         let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-        let shared = Arc::new(Shared { ram, uffd, registered, pages: protected, state, stop });
+        let shared = Arc::new(Shared { ram, registered, pages: protected, state, stop });
         let served = Arc::clone(&shared);
         let thread =
             Builder::new().name("write-faults".into()).stack_size(STACK_SIZE).spawn(move || {
+                jail::confine(Role::Worker);
                 if let Err(error) = served.serve() {
                     tracing::error!(%error, "writers to protected pages cannot be answered");
                     // Whoever waits must go on: without the copy rather than never.
-                    served.release_all();
+                    served.registered.release_all();
                 }
             })?;
         Ok(Self { shared, fetched: Vec::new(), thread: Some(thread) })
@@ -174,7 +200,7 @@ impl Protected {
             self.fetched.push((run.clone(), content));
             state.taken.insert_run(page, end - page);
             for piece in pages::pieces(&self.shared.ram, run) {
-                self.shared.uffd.release(&piece.addresses())?;
+                self.shared.registered.uffd.release(&piece.addresses())?;
             }
             page = end;
         }
@@ -191,18 +217,8 @@ impl Protected {
     }
 }
 
-impl Shared {
-    fn release_all(&self) {
-        for (range, _) in &self.registered {
-            // It fails only for memory that is gone, and then nobody waits for it.
-            let _ = self.uffd.unregister(range);
-        }
-    }
-}
-
 impl Drop for Protected {
     fn drop(&mut self) {
-        self.shared.release_all();
         let _ = self.shared.stop.write(1);
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has nothing more to tell.

@@ -22,6 +22,7 @@ use vm_memory::{Address as _, GuestMemoryRegion as _};
 use crate::memory::GuestRam;
 use crate::memory::backing::Backing;
 use crate::memory::pages;
+use crate::sys::jail::{self, Role};
 use crate::sys::kvm::VmWithRam;
 use crate::sys::mem;
 use crate::sys::pagemap::Pagemap;
@@ -169,6 +170,7 @@ impl Prefetch {
         }
         let thread =
             Builder::new().name("prefetch".into()).stack_size(STACK_SIZE).spawn(move || {
+                jail::confine(Role::Worker);
                 if let Err(error) = prefetch(&ram, &set, depth) {
                     tracing::debug!(%error, "the working set was not brought in");
                 }

@@ -18,6 +18,8 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 pub use self::managers::Manager;
 use self::managers::{ConnectionId, Managers};
+use crate::sys::jail::{self, JailError, Role};
+use crate::sys::privileges;
 use crate::sys::process::{parent_id, set_parent_death_signal};
 use crate::sys::signal::{SignalFd, install_kick_handler, survive_file_limit};
 use crate::vm::Lifecycle;
@@ -37,6 +39,9 @@ pub enum ServeError {
         #[source]
         source: io::Error,
     },
+    /// The process cannot be confined.
+    #[error("the process cannot be confined")]
+    Confine(#[from] JailError),
     /// The loop cannot wait for events.
     #[error("the machine's events cannot be waited for")]
     Wait(#[source] io::Error),
@@ -69,6 +74,8 @@ struct Server {
     /// Who asked for the checkpoint under way, and with which request; the manager that may still
     /// commit it.
     asker: Option<(ConnectionId, u64)>,
+    /// Whether this thread took its role, which does not build machines.
+    confined: bool,
 }
 
 /// Serves one machine until it ends, and says why it did. `parent` is the process ID of the
@@ -81,6 +88,7 @@ struct Server {
 /// [`ServeError`] when the process, not the machine, cannot go on; the machine is gone then too.
 pub fn serve(manager: Manager, parent: u32) -> Result<ExitReason, ServeError> {
     let mut server = Server::new(manager, parent)?;
+    confine()?;
     let result = server.run();
     server.lifecycle.end();
     let reason = match &result {
@@ -93,6 +101,13 @@ pub fn serve(manager: Manager, parent: u32) -> Result<ExitReason, ServeError> {
     }
     server.managers.tell_all(&Event { event: EventBody::Exited { reason } });
     result
+}
+
+/// Gives up all that is not needed from here on, before the first word of anybody is heard.
+fn confine() -> Result<(), ServeError> {
+    privileges::give_up()
+        .map_err(|source| ServeError::Setup { step: "give up its privileges", source })?;
+    Ok(jail::confine_process()?)
 }
 
 impl Server {
@@ -109,8 +124,10 @@ impl Server {
         survive_file_limit().map_err(setup("handle the signal for large files"))?;
         let lifecycle = Lifecycle::new().map_err(setup("make its events"))?;
         let epoll = Epoll::new().map_err(setup("wait for events"))?;
+        let (asker, confined) = (None, false);
         let watched = [(Token::Listener, None), (Token::Console, None), (Token::Written, None)];
-        let mut server = Self { managers, epoll, signals, lifecycle, parent, watched, asker: None };
+        let mut server =
+            Self { managers, epoll, signals, lifecycle, parent, watched, asker, confined };
         let connections: Vec<_> = server.managers.iter().collect();
         let fixed = [
             (Token::Guest as u64, server.lifecycle.guest_fd()),
@@ -226,6 +243,11 @@ impl Server {
         match self.lifecycle.request(request.op, fds) {
             Some(result) => self.answer(connection, id, result)?,
             None => self.asker = Some((connection, id)),
+        }
+        if !self.confined && self.lifecycle.state() == VmState::Running {
+            // The machine is built, and who waits for its start was answered.
+            jail::confine(Role::Control);
+            self.confined = true;
         }
         Ok(stop.then_some(ExitReason::Stopped))
     }

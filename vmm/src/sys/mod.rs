@@ -6,10 +6,13 @@
 pub mod block_io;
 pub mod cpu;
 pub mod fd;
+pub mod jail;
 pub mod kvm;
 pub mod mem;
 pub mod pagemap;
+pub mod privileges;
 pub mod process;
+pub mod random;
 pub mod reclaim;
 pub mod signal;
 pub mod thread;

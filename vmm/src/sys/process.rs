@@ -66,28 +66,6 @@ pub fn use_one_heap() {
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
-/// Whether this process may resolve page faults of user memory, and those the kernel takes on
-/// its behalf, as KVM does (`userfaultfd` that also handles kernel faults).
-pub fn can_handle_kernel_faults() -> bool {
-    // The access through /dev/userfaultfd is granted by file permissions.
-    const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xAA00;
-    // SAFETY: makes a descriptor; no memory is involved.
-    let direct = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
-    if let Ok(fd) = RawFd::try_from(direct)
-        && fd >= 0
-    {
-        return super::fd::adopt(fd).is_ok();
-    }
-    let Ok(device) = std::fs::OpenOptions::new().read(true).write(true).open("/dev/userfaultfd")
-    else {
-        return false;
-    };
-    let device = std::os::fd::AsRawFd::as_raw_fd(&device);
-    // SAFETY: the request takes flags by value and makes a descriptor.
-    let fd = unsafe { libc::ioctl(device, USERFAULTFD_IOC_NEW, libc::O_CLOEXEC) };
-    fd >= 0 && super::fd::adopt(fd).is_ok()
-}
-
 /// The process ID of this process's parent: 0 when it lives outside of our PID namespace.
 pub fn parent_id() -> u32 {
     std::os::unix::process::parent_id()

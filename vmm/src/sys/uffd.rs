@@ -2,6 +2,7 @@
 //! and whoever writes to it waits until the copy has it
 //! (`Documentation/admin-guide/mm/userfaultfd.rst`).
 
+use std::fs::File;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::ops::Range;
@@ -13,6 +14,9 @@ use vmm_sys_util::{ioctl_ior_nr, ioctl_iowr_nr};
 use super::check;
 
 const UFFDIO: u32 = 0xAA;
+/// The device's one request, for a new descriptor; its argument are flags.
+const IOC_NEW: libc::Ioctl = 0xAA00;
+const FLAGS: libc::c_int = libc::O_CLOEXEC | libc::O_NONBLOCK;
 const API: u64 = 0xAA;
 const FEATURE_WRITE_PROTECT: u64 = 1 << 0;
 const FEATURE_PROTECT_ABSENT: u64 = 1 << 13;
@@ -85,8 +89,9 @@ impl Userfaultfd {
     /// are such).
     ///
     /// # Errors
-    /// `EPERM` without `CAP_SYS_PTRACE` unless `vm.unprivileged_userfaultfd` is 1; `EINVAL` and
-    /// `ENOSYS` on kernels without the feature.
+    /// `EPERM` without `CAP_SYS_PTRACE` unless `vm.unprivileged_userfaultfd` is 1 or
+    /// `/dev/userfaultfd` (Linux 6.1) may be opened; `EINVAL` and `ENOSYS` on kernels without the
+    /// feature.
     pub fn new() -> io::Result<Self> {
         match Self::with(FEATURE_WRITE_PROTECT | FEATURE_PROTECT_ABSENT) {
             Ok(fd) => Ok(Self { fd, protects_absent: true }),
@@ -98,16 +103,28 @@ impl Userfaultfd {
     }
 
     fn with(features: u64) -> io::Result<OwnedFd> {
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: takes flags only.
-        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-        let fd = check(libc::c_int::try_from(fd).unwrap_or(-1))?;
-        // SAFETY: the call succeeded, so the descriptor is open and owned by nobody else.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = Self::by_privilege().or_else(|refused| Self::by_device().map_err(|_| refused))?;
         let mut api = Api { api: API, features, ioctls: 0 };
         // SAFETY: the structure is the one this request takes.
         check(unsafe { ioctl_with_mut_ref(&fd, UFFDIO_API(), &mut api) })?;
         Ok(fd)
+    }
+
+    fn by_privilege() -> io::Result<OwnedFd> {
+        // SAFETY: takes flags only.
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, FLAGS) };
+        let fd = check(libc::c_int::try_from(fd).unwrap_or(-1))?;
+        // SAFETY: the call succeeded, so the descriptor is open and owned by nobody else.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// By the right to open a device, which an administrator may give to a group.
+    fn by_device() -> io::Result<OwnedFd> {
+        let device = File::options().read(true).write(true).open("/dev/userfaultfd")?;
+        // SAFETY: the request takes flags by value and makes a descriptor.
+        let fd = check(unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW, FLAGS) })?;
+        // SAFETY: the call succeeded, so the descriptor is open and owned by nobody else.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Whether [`Userfaultfd::protect`] leaves out pages that nothing was written to, or that

@@ -26,6 +26,7 @@ use vmm_sys_util::signal::Killable;
 
 pub use self::exit::{Buses, Ending};
 use crate::devices::GuestSignals;
+use crate::sys::jail::{Filter, Role};
 use crate::sys::kvm::{RunPage, VmWithRam, pre_fault};
 use crate::sys::signal::kick_signal;
 use crate::sys::thread::SpareThread;
@@ -65,6 +66,20 @@ pub struct StartError {
     /// What the host said.
     #[source]
     pub source: io::Error,
+}
+
+/// A thread for a vCPU to come, which may do other work before.
+pub struct SpareVcpu {
+    thread: SpareThread,
+    /// What it confines itself to when the vCPU comes.
+    filter: Filter,
+}
+
+impl SpareVcpu {
+    /// The thread.
+    pub fn thread(&self) -> &SpareThread {
+        &self.thread
+    }
 }
 
 /// A running vCPU thread; dropping it ends the thread.
@@ -107,12 +122,13 @@ impl Vcpu {
     ///
     /// # Errors
     /// When the host has no room for another thread.
-    pub fn spare_thread(index: u8) -> Result<SpareThread, StartError> {
-        let made = SpareThread::new(&format!("vcpu{index}"), STACK_SIZE);
-        made.map_err(|source| StartError { index, source })
+    pub fn spare(index: u8) -> Result<SpareVcpu, StartError> {
+        let thread = SpareThread::new(&format!("vcpu{index}"), STACK_SIZE)
+            .map_err(|source| StartError { index, source })?;
+        Ok(SpareVcpu { thread, filter: Filter::of(Role::Vcpu) })
     }
 
-    /// Has `thread` run vCPU `index`, paused at first. `signals` is rung when it ends by itself.
+    /// Has the thread of `spare` run vCPU `index`, paused at first. `signals` is rung when it ends by itself.
     ///
     /// # Errors
     /// When the host has no room for another thread or mapping.
@@ -122,7 +138,7 @@ impl Vcpu {
         vm: Arc<VmWithRam<AtomicBitmap>>,
         buses: Arc<Buses>,
         signals: GuestSignals,
-        thread: SpareThread,
+        spare: SpareVcpu,
     ) -> Result<Self, StartError> {
         let failed = |source| StartError { index, source };
         let shared = Arc::new(Shared {
@@ -138,8 +154,10 @@ impl Vcpu {
         let shared_too = Arc::clone(&shared);
         let fd = Arc::new(Mutex::new(fd));
         let mut runner = Runner { fd: Arc::clone(&fd), index, shared: shared_too, buses, _vm: vm };
+        let SpareVcpu { thread, filter } = spare;
         let thread = thread
             .run(move || {
+                filter.apply();
                 let ending = runner.run();
                 let by_itself = ending.is_some();
                 runner.enter(State::Finished(ending));

@@ -27,6 +27,7 @@ use crate::devices::virtio::{Interrupt, VirtioDevice};
 use crate::devices::{GuestSignals, RangeError, SharedDevice};
 use crate::memory::GuestRam;
 use crate::memory::layout;
+use crate::sys::jail::Role;
 use crate::vcpu::Buses;
 
 /// Why a device cannot be made.
@@ -96,7 +97,8 @@ impl SpareThreads {
     /// # Errors
     /// [`DeviceError::Thread`].
     pub(super) fn new() -> Result<Self, DeviceError> {
-        Ok(Self(IoThread::spare(DISK_THREAD)?, IoThread::spare(THREAD)?))
+        let disks = IoThread::spare(DISK_THREAD, Role::Disk)?;
+        Ok(Self(disks, IoThread::spare(THREAD, Role::Streams)?))
     }
 }
 

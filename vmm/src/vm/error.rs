@@ -1,6 +1,7 @@
 //! Why a machine cannot be built or changed, with the class a manager acts upon.
 
 use std::io;
+use std::sync::Arc;
 
 use coppice_vmm_protocol::{ErrorBody, ErrorKind};
 use thiserror::Error;
@@ -84,7 +85,7 @@ pub enum VmError {
     Record(#[source] io::Error),
     /// The process cannot look at its own memory.
     #[error("/proc/self/pagemap cannot be opened: mount /proc")]
-    Pagemap(#[source] io::Error),
+    Pagemap(#[source] Arc<io::Error>),
     /// A checkpoint cannot be restored, or the state of the machine cannot be saved.
     #[error(transparent)]
     Saved(#[from] SavedError),

@@ -1,10 +1,15 @@
-//! The host's KVM: opening it, and saying in plain words what is wrong when it does not open.
+//! What only a path or a privilege leads to, opened before the process gives up both: KVM, with
+//! plain words for what is wrong when it does not open, and the means to follow memory.
 
 use std::ffi::CString;
 use std::io;
+use std::sync::Arc;
 
 use kvm_ioctls::{Cap, Kvm};
 use thiserror::Error;
+
+use crate::sys::pagemap::Pagemap;
+use crate::sys::uffd::Userfaultfd;
 
 /// The one version of the KVM interface there has been since 2007.
 pub(super) const KVM_API_VERSION: i32 = 12;
@@ -13,7 +18,7 @@ pub(super) const KVM_API_VERSION: i32 = 12;
 pub(super) const KVM_PATH: &str = "/dev/kvm";
 
 /// Why the host's KVM cannot be used.
-#[derive(Debug, Error)]
+#[derive(Debug, Clone, Error)]
 pub enum KvmError {
     /// There is no device node.
     #[error(
@@ -46,11 +51,30 @@ pub enum KvmError {
         path: String,
         /// What the host said.
         #[source]
-        source: io::Error,
+        source: Arc<io::Error>,
     },
     /// A capability that every machine needs is absent.
     #[error("KVM on this host lacks {0:?}: use a newer kernel")]
     Capability(Cap),
+}
+
+/// What a host offers, or why it does not. A lack is told to whoever asks for what needs it.
+pub(super) struct Host {
+    pub(super) kvm: Result<Kvm, KvmError>,
+    pub(super) pagemap: Result<Arc<Pagemap>, Arc<io::Error>>,
+    /// For background checkpoints.
+    pub(super) write_protection: Result<Arc<Userfaultfd>, Arc<io::Error>>,
+}
+
+impl Host {
+    /// Opens what there is.
+    pub(super) fn open() -> Self {
+        Self {
+            kvm: open_kvm(),
+            pagemap: Pagemap::open().map(Arc::new).map_err(Arc::new),
+            write_protection: Userfaultfd::new().map(Arc::new).map_err(Arc::new),
+        }
+    }
 }
 
 /// Opens the host's KVM.
@@ -72,7 +96,10 @@ fn open_at(path: &str) -> Result<Kvm, KvmError> {
             return Err(match error.errno() {
                 libc::ENOENT | libc::ENODEV | libc::ENXIO => KvmError::Missing { path },
                 libc::EACCES | libc::EPERM => KvmError::NotPermitted { path },
-                code => KvmError::Open { path, source: io::Error::from_raw_os_error(code) },
+                code => {
+                    let source = Arc::new(io::Error::from_raw_os_error(code));
+                    KvmError::Open { path, source }
+                }
             });
         }
     };

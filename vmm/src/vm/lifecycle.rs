@@ -9,6 +9,7 @@ use coppice_vmm_protocol::{
 };
 
 use super::error::VmError;
+use super::host::Host;
 use super::machine::{Machine, Running, Written};
 use super::policy::{self, Action, Progress};
 use super::shell::Shell;
@@ -19,6 +20,7 @@ use crate::vcpu::Ending;
 
 /// The machine, before, during and after its life.
 pub struct Lifecycle {
+    host: Host,
     state: VmState,
     /// A checkpoint being written; dropped before the machine whose memory it reads.
     writing: Option<Running>,
@@ -32,12 +34,13 @@ pub struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Nothing was made yet.
+    /// Nothing was made yet, but all paths that machines need are opened.
     ///
     /// # Errors
     /// When the process is out of descriptors.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self {
+            host: Host::open(),
             state: VmState::Empty,
             writing: None,
             written: None,
@@ -120,7 +123,7 @@ impl Lifecycle {
         match op {
             Op::Prepare { vcpus, memory_mib } => {
                 spec::check_shape(vcpus, memory_mib)?;
-                let mut shell = Shell::new(vcpus, memory_mib)?;
+                let mut shell = Shell::new(&self.host, vcpus, memory_mib)?;
                 shell.rehearse()?;
                 self.shell = Some(shell);
             }
@@ -164,7 +167,8 @@ impl Lifecycle {
         if let Some(shell) = &self.shell {
             shell.check(spec.vcpus, spec.memory_mib)?;
         }
-        self.machine = Some(Machine::build(self.shell.take(), spec, origin, &self.signals)?);
+        let shell = self.shell.take();
+        self.machine = Some(Machine::build(&self.host, shell, spec, origin, &self.signals)?);
         Ok(())
     }
 

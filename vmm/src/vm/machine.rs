@@ -7,6 +7,7 @@ pub(super) mod saved;
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use self::memory::Memory;
 use self::saved::{Saved, SavedError, shape_of};
 use super::devices::{self, Devices};
 use super::error::VmError;
+use super::host::Host;
 use super::shell::Shell;
 use super::spec::{Boot, Chain, Origin, Spec};
 use crate::boot::{self, BootConfig, BootEntry, KernelState, cpu};
@@ -32,6 +34,7 @@ use crate::memory::pages;
 use crate::memory::{self as ram_memory, GuestRam};
 use crate::sys::kvm::VmWithRam;
 use crate::sys::thread::Begun;
+use crate::sys::uffd::Userfaultfd;
 use crate::vcpu::state::MsrList;
 use crate::vcpu::{Command, Ending, Vcpu};
 
@@ -52,6 +55,8 @@ pub(super) struct Machine {
     kernel: Option<KernelState>,
     /// Brings in what the guest will use.
     prefetch: Option<Prefetch>,
+    /// What background checkpoints protect memory with.
+    write_protection: Result<Arc<Userfaultfd>, Arc<io::Error>>,
     vm: Arc<VmWithRam<AtomicBitmap>>,
 }
 
@@ -62,6 +67,7 @@ impl Machine {
     /// # Errors
     /// [`VmError`]; nothing is left behind.
     pub(super) fn build(
+        host: &Host,
         shell: Option<Shell>,
         spec: Spec,
         origin: Origin,
@@ -70,14 +76,14 @@ impl Machine {
         match origin {
             Origin::Boot(boot) => {
                 let load = |ram: &Arc<GuestRam>, _| load(ram, &boot, &spec);
-                let (shell, entry) = fill(shell, &spec, load)?;
+                let (shell, entry) = fill(host, shell, &spec, load)?;
                 if let Some(first) = shell.vcpus.first() {
                     cpu::set_entry(first, &entry)
                         .map_err(|source| VmError::Cpu { index: 0, source })?;
                 }
                 let backing = Backing::empty(shell.vm.ram());
                 let mut machine =
-                    Self::assemble(shell, spec, Vec::new(), signals, |_, _| Ok(backing))?;
+                    Self::assemble(host, shell, spec, Vec::new(), signals, |_, _| Ok(backing))?;
                 let first = machine.devices.first_generation(machine.vm.ram());
                 first.map_err(VmError::Generation)?;
                 machine.kernel = boot::kernel_state(&boot.kernel);
@@ -91,18 +97,19 @@ impl Machine {
                     let ahead = working_set.map(|file| bring_in(ram, &file, depth)).transpose()?;
                     Ok((backing, ahead))
                 };
-                let (shell, filling) = begin_fill(shell, &spec, map)?;
+                let (shell, filling) = begin_fill(host, shell, &spec, map)?;
                 let shape = shape_of(&spec);
                 let kernel = checkpoint.check(&shape, &shell.identity)?;
                 let maps = checkpoint.disk_maps(shape.overlays)?;
                 let state = checkpoint.state(shell.vcpus.len())?;
                 let mut ahead = None;
-                let mut machine = Self::assemble(shell, spec, maps, signals, |vcpus, devices| {
-                    begin_restore(vcpus, devices, &state)?;
-                    let (backing, started) = filling.wait()?;
-                    ahead = started;
-                    Ok(backing)
-                })?;
+                let mut machine =
+                    Self::assemble(host, shell, spec, maps, signals, |vcpus, devices| {
+                        begin_restore(vcpus, devices, &state)?;
+                        let (backing, started) = filling.wait()?;
+                        ahead = started;
+                        Ok(backing)
+                    })?;
                 machine.kernel = kernel;
                 if let Some((prefetch, written)) = ahead {
                     machine.prefetch = Some(prefetch);
@@ -121,6 +128,7 @@ impl Machine {
     /// Puts devices and vCPU threads around a shell. `fill` gives what its memory stands on when
     /// it is filled.
     fn assemble(
+        host: &Host,
         shell: Shell,
         spec: Spec,
         maps: Vec<Vec<SealedMap>>,
@@ -151,6 +159,7 @@ impl Machine {
             standing: None,
             kernel: None,
             prefetch: None,
+            write_protection: host.write_protection.clone(),
             vm,
         })
     }
@@ -261,11 +270,12 @@ fn bring_in(
 
 /// Fills the memory of the shell that is there, or of one made meanwhile.
 fn fill<T: Send>(
+    host: &Host,
     shell: Option<Shell>,
     spec: &Spec,
     by: impl FnOnce(&Arc<GuestRam>, Depth) -> Result<T, VmError> + Send,
 ) -> Result<(Shell, T), VmError> {
-    let Some(shell) = shell else { return Shell::with(spec.vcpus, spec.memory_mib, by) };
+    let Some(shell) = shell else { return Shell::with(host, spec.vcpus, spec.memory_mib, by) };
     shell.check(spec.vcpus, spec.memory_mib)?;
     let filled = by(shell.vm.ram(), Depth::PageCache)?;
     Ok((shell, filled))
@@ -289,20 +299,21 @@ impl<T> Filling<T> {
 /// As [`fill`], but in a shell that is there the thread of the first vCPU, which has nothing to
 /// run yet, fills the memory while this one goes on.
 fn begin_fill<T: Send + 'static>(
+    host: &Host,
     shell: Option<Shell>,
     spec: &Spec,
     by: impl FnOnce(&Arc<GuestRam>, Depth) -> Result<T, VmError> + Send + 'static,
 ) -> Result<(Shell, Filling<T>), VmError> {
     let Some(shell) = shell else {
-        let (shell, filled) = Shell::with(spec.vcpus, spec.memory_mib, by)?;
+        let (shell, filled) = Shell::with(host, spec.vcpus, spec.memory_mib, by)?;
         return Ok((shell, Filling::Done(filled)));
     };
     shell.check(spec.vcpus, spec.memory_mib)?;
     let ram = Arc::clone(shell.vm.ram());
     let filling = match shell.vcpu_threads.first() {
-        Some(thread) => {
+        Some(spare) => {
             let fill = move || by(&ram, Depth::PageCache);
-            Filling::Begun(thread.begin(fill).map_err(VmError::Loader)?)
+            Filling::Begun(spare.thread().begin(fill).map_err(VmError::Loader)?)
         }
         None => Filling::Done(by(&ram, Depth::PageCache)?),
     };

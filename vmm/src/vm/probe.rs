@@ -20,7 +20,7 @@ use super::text::one_line;
 use crate::memory::GuestRam;
 use crate::sys::cpu::{COUNTDOWN_CODE, countdown};
 use crate::sys::kvm::VmWithRam;
-use crate::sys::process::can_handle_kernel_faults;
+use crate::sys::uffd::Userfaultfd;
 
 /// Turns of a short and of a long loop. Only the difference of their times counts, so that what
 /// it costs to enter and leave a guest does not. Even where every instruction costs
@@ -89,7 +89,7 @@ pub fn probe() -> Report {
         kernel_mode: None,
         loop_ns_ratio: None,
         capabilities: BTreeMap::new(),
-        userfaultfd: can_handle_kernel_faults(),
+        userfaultfd: Userfaultfd::new().is_ok(),
     };
     if let Err(error) = fill(&mut report) {
         report.error = Some(one_line(&error));

@@ -15,7 +15,7 @@ use vm_memory::bitmap::AtomicBitmap;
 use super::board::Irqchip;
 use super::devices::SpareThreads;
 use super::error::VmError;
-use super::host;
+use super::host::{self, Host, KvmError};
 use super::machine::ForkError;
 use super::machine::saved::SavedError;
 use super::wires::Wires;
@@ -24,10 +24,9 @@ use crate::checkpoint::Depth;
 use crate::memory::{self, GuestRam, layout};
 use crate::sys::kvm::VmWithRam;
 use crate::sys::pagemap::Pagemap;
-use crate::sys::process;
-use crate::sys::thread::SpareThread;
-use crate::vcpu::Vcpu;
+use crate::sys::{process, random};
 use crate::vcpu::state::{MsrList, TscShift, VcpuState};
+use crate::vcpu::{SpareVcpu, Vcpu};
 
 /// Stack of the thread that fills memory; it is the size of an I/O thread's, which then gets the
 /// same memory.
@@ -44,10 +43,10 @@ pub(super) struct Shell {
     pub(super) vcpus: Vec<VcpuFd>,
     pub(super) identity: CpuIdentity,
     pub(super) msrs: MsrList,
-    pub(super) pagemap: Pagemap,
+    pub(super) pagemap: Arc<Pagemap>,
     pub(super) memory_mib: u32,
     /// One for each vCPU.
-    pub(super) vcpu_threads: Vec<SpareThread>,
+    pub(super) vcpu_threads: Vec<SpareVcpu>,
     pub(super) device_threads: SpareThreads,
     pub(super) wires: Wires,
 }
@@ -57,8 +56,8 @@ impl Shell {
     ///
     /// # Errors
     /// [`VmError`]; nothing is left behind.
-    pub(super) fn new(vcpus: u8, memory_mib: u32) -> Result<Self, VmError> {
-        Self::with(vcpus, memory_mib, |_, _| Ok(())).map(|(shell, ())| shell)
+    pub(super) fn new(host: &Host, vcpus: u8, memory_mib: u32) -> Result<Self, VmError> {
+        Self::with(host, vcpus, memory_mib, |_, _| Ok(())).map(|(shell, ())| shell)
     }
 
     /// As [`Shell::new`], and fills memory by `fill` meanwhile, which is told how far there is
@@ -67,19 +66,21 @@ impl Shell {
     /// # Errors
     /// [`VmError`], also that of `fill`; nothing is left behind.
     pub(super) fn with<T: Send>(
+        host: &Host,
         vcpus: u8,
         memory_mib: u32,
         fill: impl FnOnce(&Arc<GuestRam>, Depth) -> Result<T, VmError> + Send,
     ) -> Result<(Self, T), VmError> {
-        let kvm = host::open_kvm()?;
-        host::check_capabilities(&kvm)?;
+        let kvm = host.kvm.as_ref().map_err(KvmError::clone)?;
+        let pagemap = host.pagemap.clone().map_err(VmError::Pagemap)?;
+        host::check_capabilities(kvm)?;
         let ram = Arc::new(memory::map(memory_mib)?);
-        let (vm, filled) = create_while(&kvm, |depth| fill(&ram, depth))?;
+        let (vm, filled) = create_while(kvm, |depth| fill(&ram, depth))?;
         let vm = VmWithRam::new(vm, ram)
             .map_err(|source| VmError::Step { step: "take the guest's memory", source })?;
         vm.keep_dirty_log().map_err(|source| VmError::Step { step: "keep dirty logs", source })?;
         let template =
-            CpuTemplate::new(&kvm, vcpus).map_err(|source| VmError::Cpu { index: 0, source })?;
+            CpuTemplate::new(kvm, vcpus).map_err(|source| VmError::Cpu { index: 0, source })?;
         let fds = (0..vcpus)
             .map(|index| create_vcpu(&template, vm.vm(), index))
             .collect::<Result<_, _>>()?;
@@ -89,10 +90,10 @@ impl Shell {
             vm,
             vcpus: fds,
             identity: template.identity(),
-            msrs: MsrList::new(&kvm)?,
-            pagemap: Pagemap::open().map_err(VmError::Pagemap)?,
+            msrs: MsrList::new(kvm)?,
+            pagemap,
             memory_mib,
-            vcpu_threads: (0..vcpus).map(Vcpu::spare_thread).collect::<Result<_, _>>()?,
+            vcpu_threads: (0..vcpus).map(Vcpu::spare).collect::<Result<_, _>>()?,
             device_threads: SpareThreads::new()?,
         };
         Ok((shell, filled))
@@ -108,7 +109,7 @@ impl Shell {
         process::load_code();
         coppice_image::make_ready();
         // The first random bytes cost more than all later ones, and a clone must have new ones.
-        getrandom::fill(&mut [0; 16]).map_err(ForkError::Random)?;
+        random::fill(&mut [0; 16]).map_err(ForkError::Random)?;
         self.wires.make_ready()?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let failed = |source| SavedError::Vcpu { index, source };

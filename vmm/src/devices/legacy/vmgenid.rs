@@ -3,6 +3,7 @@
 //!
 //! The DSDT gives the address and has the generic event device announce a change.
 
+use std::io;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -11,6 +12,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::memory::GuestRam;
 use crate::memory::layout::VMGENID_PAGE;
+use crate::sys::random;
 
 /// Length of a generation ID.
 const LEN: usize = 16;
@@ -20,7 +22,7 @@ const LEN: usize = 16;
 pub enum VmGenIdError {
     /// The host's random number generator failed.
     #[error("the host gives no random bytes for the VM generation ID")]
-    Random(#[source] getrandom::Error),
+    Random(#[source] io::Error),
     /// The page is not in guest memory.
     #[error("the VM generation ID cannot be written to guest memory")]
     Memory(#[source] GuestMemoryError),
@@ -61,7 +63,7 @@ impl VmGenId {
 
 fn write_id(ram: &GuestRam) -> Result<(), VmGenIdError> {
     let mut id = [0u8; LEN];
-    getrandom::fill(&mut id).map_err(VmGenIdError::Random)?;
+    random::fill(&mut id).map_err(VmGenIdError::Random)?;
     ram.write_slice(&id, GuestAddress(VMGENID_PAGE)).map_err(VmGenIdError::Memory)
 }
 

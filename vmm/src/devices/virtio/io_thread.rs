@@ -17,6 +17,7 @@ use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{VirtioDevice, lock};
+use crate::sys::jail::{self, Role};
 use crate::sys::thread::SpareThread;
 
 /// Enough for the deepest call of a device, in bytes; only pages touched cost memory.
@@ -123,11 +124,12 @@ impl Control {
 }
 
 impl IoThread {
-    /// Makes a thread for devices to come. `name` is shown by the kernel, up to 15 bytes.
+    /// Makes a thread for devices to come. `name` is shown by the kernel, up to 15 bytes;
+    /// `role` says what it may do.
     ///
     /// # Errors
     /// [`IoThreadError`] when the process is out of descriptors, memory or threads.
-    pub fn spare(name: &'static str) -> Result<SpareIoThread, IoThreadError> {
+    pub fn spare(name: &'static str, role: Role) -> Result<SpareIoThread, IoThreadError> {
         let start_error = |source| IoThreadError::Start { name: name.to_owned(), source };
         let watch_error = |source| IoThreadError::Watch { name: name.to_owned(), source };
         let control = Arc::new(Control {
@@ -138,6 +140,7 @@ impl IoThread {
         let mut events = EventManager::new_with_capacity(READY_EVENTS).map_err(watch_error)?;
         watch(&mut events, Subscriber::Wake(Arc::clone(&control))).map_err(watch_error)?;
         let thread = SpareThread::new(name, STACK_SIZE).map_err(start_error)?;
+        drop(thread.begin(move || jail::confine(role)).map_err(start_error)?);
         Ok(SpareIoThread { name, control, events, thread })
     }
 
@@ -146,7 +149,7 @@ impl IoThread {
     /// # Errors
     /// As there, and those of [`IoThread::spare`].
     pub fn spawn(name: &'static str, sources: Vec<Source>) -> Result<Self, IoThreadError> {
-        Self::spawn_on(Self::spare(name)?, sources)
+        Self::spawn_on(Self::spare(name, Role::Streams)?, sources)
     }
 
     /// Has `spare` serve `sources`.

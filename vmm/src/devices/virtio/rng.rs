@@ -9,6 +9,7 @@ use super::queue::ActiveQueue;
 use super::{ActivateError, Activation, EVENT_IDX, QueuePosition, VirtioDevice};
 use crate::devices::{OwnState, StateError};
 use crate::memory::GuestRam;
+use crate::sys::random;
 
 const NAME: &str = "rng";
 const STATE_VERSION: u16 = 1;
@@ -104,7 +105,7 @@ fn fill(ram: &GuestRam, chain: DescriptorChain<&GuestRam>) -> u32 {
         let mut left = usize::try_from(descriptor.len()).unwrap_or(0).min(REQUEST_MAX - filled);
         while left > 0 {
             let now = &mut bytes[..left.min(CHUNK)];
-            if let Err(error) = getrandom::fill(now) {
+            if let Err(error) = random::fill(now) {
                 tracing::error!(%error, "the host has no random bytes to give");
                 return told(filled);
             }

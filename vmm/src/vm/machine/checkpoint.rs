@@ -83,7 +83,7 @@ impl Machine {
         self.check_disks(order.overlays.len())?;
         let CheckpointOrder { id, file, overlays, meta, background } = order;
         let means = if background {
-            Means::Protect(Guard::new()?)
+            Means::Protect(Guard::new(&self.write_protection)?)
         } else {
             let pages = self.memory.estimate().map_err(memory_error)?;
             Means::Copy(Spare::new(pages.min(SPARE_PAGES))?)

@@ -6,11 +6,14 @@
 //! generation ID, which tells the kernel itself, comes on top and stands in for it where these
 //! addresses are not known.
 
+use std::io;
+
 use thiserror::Error;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryError};
 
 use crate::boot::KernelState;
 use crate::memory::GuestRam;
+use crate::sys::random;
 
 /// Length of the generator's key in bytes.
 const KEY: usize = 32;
@@ -20,7 +23,7 @@ const KEY: usize = 32;
 pub enum ForkError {
     /// The host's random number generator failed.
     #[error("the host gives no random bytes for the guest's generator")]
-    Random(#[source] getrandom::Error),
+    Random(#[source] io::Error),
     /// The addresses are not in guest memory.
     #[error("the guest's random number generator is not where its kernel had it")]
     Memory(#[source] GuestMemoryError),
@@ -33,7 +36,7 @@ pub enum ForkError {
 /// [`ForkError`]; the machine must not run then.
 pub(super) fn reseed(ram: &GuestRam, kernel: &KernelState) -> Result<(), ForkError> {
     let mut key = [0; KEY];
-    getrandom::fill(&mut key).map_err(ForkError::Random)?;
+    random::fill(&mut key).map_err(ForkError::Random)?;
     let at = |address: u64| GuestAddress(address);
     let generation_at = at(kernel.rng_generation);
     let generation: u64 = ram.read_obj(generation_at).map_err(ForkError::Memory)?;

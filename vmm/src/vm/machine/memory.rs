@@ -21,7 +21,7 @@ use crate::sys::pagemap::Pagemap;
 pub(super) struct Memory {
     vm: Arc<VmWithRam<AtomicBitmap>>,
     backing: Backing,
-    pagemap: Pagemap,
+    pagemap: Arc<Pagemap>,
     logging: bool,
     /// Pages of a checkpoint that could not be written: the next one has to have them.
     unsaved: PageSet,
@@ -31,7 +31,7 @@ impl Memory {
     pub(super) fn new(
         vm: Arc<VmWithRam<AtomicBitmap>>,
         backing: Backing,
-        pagemap: Pagemap,
+        pagemap: Arc<Pagemap>,
     ) -> Self {
         let unsaved = PageSet::new(pages::count(vm.ram()));
         Self { vm, backing, pagemap, logging: false, unsaved }
