@@ -14,6 +14,7 @@
 
 mod calls;
 mod record;
+mod sys;
 mod tracer;
 
 use std::io::{self, Read as _, Write as _};

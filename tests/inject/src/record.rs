@@ -18,10 +18,14 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use crate::calls::Word;
+use crate::sys;
 
 /// The program's one descriptor beside standard input, output and error, which must not stay open
 /// here.
 const PASSED: i32 = 3;
+
+/// The signal of a stop at a call, as it is asked for (`PTRACE_O_TRACESYSGOOD`).
+const CALL: i32 = libc::SIGTRAP | 0x80;
 
 /// Entry of the auxiliary vector that says where the vDSO is, and one that says nothing
 /// (`getauxval(3)`).
@@ -82,42 +86,30 @@ pub(crate) fn record(file: &str, program: &str, arguments: &[String]) -> Result<
 impl Recorder {
     /// Waits for the next stop of any thread and lets it go on; `false` when there is none left.
     fn step(&mut self) -> Result<bool> {
-        let status = match waitpid(None, Some(WaitPidFlag::__WALL)) {
-            Ok(status) => status,
-            Err(Errno::ECHILD) => return Ok(false),
-            Err(error) => return Err(error).context("cannot wait for the program"),
+        let Some((thread, status)) = sys::wait().context("cannot wait for the program")? else {
+            return Ok(false);
         };
-        let (thread, signal) = match status {
-            WaitStatus::Exited(thread, code) => {
-                self.ended(thread, code << 8);
-                return Ok(true);
+        if !libc::WIFSTOPPED(status) {
+            self.threads.remove(&thread);
+            if thread == self.process {
+                self.end = Some(status);
             }
-            WaitStatus::Signaled(thread, signal, _) => {
-                self.ended(thread, signal as i32);
-                return Ok(true);
-            }
-            WaitStatus::PtraceSyscall(thread) => {
-                unless_gone(self.call(thread))?;
-                (thread, None)
-            }
-            WaitStatus::PtraceEvent(thread, _, libc::PTRACE_EVENT_EXEC) => {
-                self.begun = true;
-                unless_gone(hide_vdso(thread))?;
-                (thread, None)
-            }
-            WaitStatus::PtraceEvent(thread, ..) => (thread, None),
-            WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
-            _ => return Ok(true),
-        };
-        unless_gone(ptrace::syscall(thread, signal))?;
-        Ok(true)
-    }
-
-    fn ended(&mut self, thread: Pid, status: i32) {
-        self.threads.remove(&thread);
-        if thread == self.process {
-            self.end = Some(status);
+            return Ok(true);
         }
+        let mut signal = libc::WSTOPSIG(status);
+        let event = status >> 16;
+        if signal == CALL {
+            unless_gone(self.call(thread))?;
+            signal = 0;
+        } else if event == libc::PTRACE_EVENT_EXEC {
+            self.begun = true;
+            unless_gone(hide_vdso(thread))?;
+        }
+        if event != 0 {
+            signal = 0;
+        }
+        unless_gone(sys::resume(thread, signal))?;
+        Ok(true)
     }
 
     /// A thread is about to make a call, or has made it.

@@ -100,6 +100,17 @@ impl SpareThreads {
         let disks = IoThread::spare(DISK_THREAD, Role::Disk)?;
         Ok(Self(disks, IoThread::spare(THREAD, Role::Streams)?))
     }
+
+    /// Waits until they have taken their roles.
+    ///
+    /// # Errors
+    /// [`DeviceError::Thread`].
+    pub(super) fn make_ready(&mut self) -> Result<(), DeviceError> {
+        for thread in [&mut self.0, &mut self.1] {
+            thread.make_ready()?;
+        }
+        Ok(())
+    }
 }
 
 /// The devices of a machine.

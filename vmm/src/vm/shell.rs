@@ -111,6 +111,7 @@ impl Shell {
         // The first random bytes cost more than all later ones, and a clone must have new ones.
         random::fill(&mut [0; 16]).map_err(ForkError::Random)?;
         self.wires.make_ready()?;
+        self.device_threads.make_ready()?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let failed = |source| SavedError::Vcpu { index, source };
             let state = VcpuState::save(vcpu, &mut self.msrs).map_err(failed)?;

@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{VirtioDevice, lock};
 use crate::sys::jail::{self, Role};
-use crate::sys::thread::SpareThread;
+use crate::sys::thread::{Begun, SpareThread};
 
 /// Enough for the deepest call of a device, in bytes; only pages touched cost memory.
 const STACK_SIZE: usize = 256 * 1024;
@@ -68,6 +68,18 @@ pub struct SpareIoThread {
     control: Arc<Control>,
     events: EventManager<Subscriber>,
     thread: SpareThread,
+    confined: Option<Begun<()>>,
+}
+
+impl SpareIoThread {
+    /// Waits until the thread has taken its role.
+    ///
+    /// # Errors
+    /// Never in practice: the thread is gone.
+    pub fn make_ready(&mut self) -> Result<(), IoThreadError> {
+        let confined = self.confined.take().map_or(Ok(()), Begun::wait);
+        confined.map_err(|source| IoThreadError::Start { name: self.name.to_owned(), source })
+    }
 }
 
 /// A running I/O thread. Dropping it stops the thread and waits for its end.
@@ -140,8 +152,8 @@ impl IoThread {
         let mut events = EventManager::new_with_capacity(READY_EVENTS).map_err(watch_error)?;
         watch(&mut events, Subscriber::Wake(Arc::clone(&control))).map_err(watch_error)?;
         let thread = SpareThread::new(name, STACK_SIZE).map_err(start_error)?;
-        drop(thread.begin(move || jail::confine(role)).map_err(start_error)?);
-        Ok(SpareIoThread { name, control, events, thread })
+        let confined = Some(thread.begin(move || jail::confine(role)).map_err(start_error)?);
+        Ok(SpareIoThread { name, control, events, thread, confined })
     }
 
     /// Starts a thread that serves `sources`; see [`IoThread::spawn_on`].
@@ -159,7 +171,7 @@ impl IoThread {
     /// # Errors
     /// [`IoThreadError`] when the process is out of watches, or when a descriptor is given twice.
     pub fn spawn_on(spare: SpareIoThread, sources: Vec<Source>) -> Result<Self, IoThreadError> {
-        let SpareIoThread { name, control, mut events, thread } = spare;
+        let SpareIoThread { name, control, mut events, thread, .. } = spare;
         let start_error = |source| IoThreadError::Start { name: name.to_owned(), source };
         let watch_error = |source| IoThreadError::Watch { name: name.to_owned(), source };
         for source in sources {

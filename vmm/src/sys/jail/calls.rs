@@ -47,8 +47,6 @@ pub struct Row {
     /// What holds of its arguments.
     pub checks: [Check; 3],
     threads: Threads,
-    /// Where in the table it is.
-    pub line: u32,
 }
 
 impl Row {
@@ -93,7 +91,6 @@ macro_rules! rows {
                 [check(CHECKS, 0), check(CHECKS, 1), check(CHECKS, 2)]
             },
             threads: $threads,
-            line: line!(),
         }),*]
     };
 }
@@ -207,8 +204,8 @@ pub static ROWS: &[Row] = rows! {
     SYS_ioctl[Is(1, UFFDIO_REGISTER)] => CONTROL;
     SYS_ioctl[Is(1, UFFDIO_UNREGISTER)] => WORKER;
 
-    // Connections that are taken in do not wait.
-    SYS_ioctl[Is(1, FIONBIO)] => STREAMS | BUILD;
+    // Who connects to the vsock device is taken in without waiting.
+    SYS_ioctl[Is(1, FIONBIO)] => BUILD;
     // Whether the console's output is a terminal.
     SYS_ioctl[Is(1, TCGETS)] => BUILD;
 
@@ -238,7 +235,8 @@ pub static ROWS: &[Row] = rows! {
 
     // Files that were passed: disks, checkpoints, kernels.
     SYS_pread64 => CONTROL | DISK | WORKER | BUILD;
-    SYS_preadv => CONTROL | DISK | BUILD;
+    // While a machine is built as well, from a checkpoint of very many pieces.
+    SYS_preadv => CONTROL | DISK;
     SYS_pwrite64 => DISK;
     SYS_pwritev => DISK | WORKER;
     SYS_fallocate[Is(1, FREE)] => DISK;
@@ -266,10 +264,11 @@ pub static ROWS: &[Row] = rows! {
     SYS_socket[Is(0, UNIX), Is(1, STREAM), Is(2, 0)] => STREAMS;
     SYS_connect => STREAMS;
 
-    // Memory, never executable: heap, stacks, buffers, guest RAM.
+    // Memory, never executable: the heap, which grows in whichever thread needs it, stacks, guest
+    // RAM.
     SYS_brk => ALL;
     SYS_mmap[Without(2, EXEC)] => ALL | BUILD;
-    SYS_mremap => CONTROL | BUILD;
+    SYS_mremap => ALL;
     SYS_munmap => ALL | BUILD;
     SYS_mprotect[Without(2, EXEC)] => CONTROL | START;
     // A thread that ends gives its stack back; the balloon, and a rollback, pages of the guest.
@@ -295,10 +294,11 @@ pub static ROWS: &[Row] = rows! {
     // The stack on which an overflow of the other one is told; given back at the end.
     SYS_sigaltstack => ALL | START;
     SYS_rt_sigprocmask => ALL | START;
-    SYS_exit => ALL;
+    SYS_exit => VCPU | IO | WORKER;
     SYS_exit_group => CONTROL;
 
-    // A vCPU is kicked; the signal's handler returns.
+    // A vCPU is kicked. Handlers of signals return: of that one, of a file over its limit, of memory
+    // faults.
     SYS_tgkill[ThisProcess(0), Is(2, KICK)] => CONTROL;
     SYS_rt_sigreturn => ALL;
     // A panic ends the process, by this one signal.
@@ -310,7 +310,7 @@ pub static ROWS: &[Row] = rows! {
     SYS_rt_sigaction[Is(0, BUS)] => ALL;
 
     // The parent may be gone.
-    SYS_getppid => CONTROL;
+    SYS_getppid => CONTROL | BUILD;
     // Keys of tables, of guests' generators, and what the entropy device gives.
     SYS_getrandom => CONTROL | STREAMS | BUILD;
     // Where the host's clock cannot be read without a call.

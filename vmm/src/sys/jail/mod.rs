@@ -138,3 +138,6 @@ fn compile(
 ) -> Result<BpfProgram, BackendError> {
     SeccompFilter::new(rules, otherwise, action, TargetArch::x86_64)?.try_into()
 }
+
+#[cfg(test)]
+mod tests;
