@@ -5,7 +5,7 @@
 
 use coppice_vmm_protocol::ExitReason;
 
-use crate::vmm::End;
+use crate::vmm::{End, FORBIDDEN_CALL};
 
 /// Why a guest did not come up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,9 @@ const AGENT: &str = "coppice-agent: ";
 pub fn explain(end: &End, console: &str) -> Cause {
     if let Some(ExitReason::Failed { message }) = &end.reason {
         return Cause::Vmm(message.clone());
+    }
+    if end.is_by_filter() {
+        return Cause::Vmm(format!("the VMM died: {FORBIDDEN_CALL}"));
     }
     if end.reason.is_none() {
         let last = end.stderr.lines().last().unwrap_or("it left no message");
@@ -170,6 +173,18 @@ mod tests {
         let end = End { reason, ..End::default() };
         let expected = Cause::Crashed { fault: message, last_line: "late".into() };
         assert_eq!(explain(&end, "early\nlate\n"), expected);
+    }
+
+    #[test]
+    fn a_vmm_that_its_filter_killed_is_told_from_one_that_crashed() {
+        let killed = |signal| {
+            let status = Some(std::os::unix::process::ExitStatusExt::from_raw(signal));
+            let end = End { status, stderr: "last words".into(), ..End::default() };
+            let Cause::Vmm(text) = explain(&end, "") else { panic!("not a failure of the VMM") };
+            text
+        };
+        assert!(killed(31).contains("system call that it may not make"), "{}", killed(31));
+        assert!(killed(11).contains("last words"), "{}", killed(11));
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod spawn;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -21,6 +22,7 @@ use coppice_vmm_protocol::{
     CheckpointInfo, CheckpointSpec, ControlSocket, ErrorBody, ErrorKind, ExitReason, FdIndex,
     MachineSpec, Op, ResultBody, RollbackInfo, RollbackSpec, SocketError, VmStatus,
 };
+use rustix::process::Signal;
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::timeout;
@@ -85,11 +87,19 @@ impl Error {
 }
 
 fn stderr_part(end: &End) -> String {
+    if end.is_by_filter() {
+        return format!(": {FORBIDDEN_CALL}");
+    }
     match end.stderr.lines().last() {
         Some(line) => format!(": {line}"),
         None => String::new(),
     }
 }
+
+/// What to say of a VMM that [`End::is_by_filter`]. Whoever waits for the process is not told which
+/// call it was, but the kernel writes it down.
+pub(crate) const FORBIDDEN_CALL: &str = "the kernel killed it for a system call that it may not make; this is a bug or an attack by its \
+     guest: see `dmesg | grep type=1326` for the call's number, and report it";
 
 /// How a VMM process ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -102,6 +112,13 @@ pub struct End {
     pub status: Option<ExitStatus>,
     /// The last of what it wrote to its standard error.
     pub stderr: String,
+}
+
+impl End {
+    /// Whether the kernel killed the process for a system call outside its lists.
+    pub fn is_by_filter(&self) -> bool {
+        self.status.and_then(|status| status.signal()) == Some(Signal::SYS.as_raw())
+    }
 }
 
 /// Descriptors that travel with a request, and their positions.

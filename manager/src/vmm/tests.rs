@@ -32,6 +32,17 @@ async fn the_last_words_of_a_program_that_ends_are_told() {
 }
 
 #[tokio::test]
+async fn the_end_by_a_filter_is_told_plainly() {
+    let (_dir, path) = script("echo last words >&2; kill -SYS $$");
+    let vmm = Vmm::start(&path).unwrap();
+    let error = vmm.status().await.unwrap_err();
+    let Error::Ended(end) = &error else { panic!("{error}") };
+    assert!(end.is_by_filter());
+    let text = error.to_string();
+    assert!(text.contains("system call that it may not make") && !text.contains('\n'), "{text}");
+}
+
+#[tokio::test]
 async fn nothing_is_passed_but_the_control_socket_and_standard_error() {
     let (_dir, path) = script("env >&2; exec 1>&2; cd /proc/self/fd; exec readlink $(seq 0 99)");
     // Deliberately inheritable.

@@ -11,4 +11,5 @@ mod daemon;
 mod depth;
 mod faults;
 mod inject;
+mod process;
 mod scene;

@@ -33,10 +33,12 @@ const RARE_CHECKS: &[(i64, Check, &str)] = &[
     // The allocator's lock.
     (libc::SYS_futex, Check::Is(1, 128), "locks_of_the_c_library_are_waited_for_in_every_place"),
     // A checkpoint of a host with another clock rate, which takes a processor that scales it.
-    (libc::SYS_ioctl, Check::Is(1, 0xAEA2), "a_counter_of_another_rate_is_scaled"),
+    (libc::SYS_ioctl, Check::Is(1, 0xAEA2), "a_vcpu_is_set_to_the_rate_and_features_it_had"),
+    // A rollback over a change of features: CR4 of the guest shows in CPUID.
+    (libc::SYS_ioctl, Check::Is(1, 0x4008_AE90), "a_vcpu_is_set_to_the_rate_and_features_it_had"),
     // Pages that a clone will use are not in memory, or there is time to fill page tables.
-    (libc::SYS_madvise, Check::Is(2, 3), "workers_bring_in_pages"),
-    (libc::SYS_madvise, Check::Is(2, 22), "workers_bring_in_pages"),
+    (libc::SYS_madvise, Check::Is(2, 3), "pages_are_brought_in"),
+    (libc::SYS_madvise, Check::Is(2, 22), "pages_are_brought_in"),
 ];
 
 /// Whose calls they are.

@@ -177,6 +177,8 @@ pub static ROWS: &[Row] = rows! {
     SYS_ioctl[Is(1, KVM_SET_CLOCK)] => CONTROL;
     // A checkpoint of a host whose processors count time at another rate: the counter is scaled.
     SYS_ioctl[Is(1, KVM_SET_TSC_KHZ)] => CONTROL;
+    // A rollback to where the guest had not turned on a feature that shows in others.
+    SYS_ioctl[Is(1, KVM_SET_CPUID2)] => CONTROL | BUILD;
     // Which pages the guest wrote. The flags of memory slots turn the log on.
     SYS_ioctl[Is(1, KVM_GET_DIRTY_LOG)] => CONTROL;
     SYS_ioctl[Is(1, KVM_CLEAR_DIRTY_LOG)] => CONTROL;
@@ -193,7 +195,6 @@ pub static ROWS: &[Row] = rows! {
     SYS_ioctl[Is(1, KVM_GET_MSR_INDEX_LIST)] => BUILD;
     SYS_ioctl[Is(1, KVM_GET_SUPPORTED_CPUID)] => BUILD;
     SYS_ioctl[Is(1, KVM_CREATE_VCPU)] => BUILD;
-    SYS_ioctl[Is(1, KVM_SET_CPUID2)] => BUILD;
     SYS_ioctl[Is(1, KVM_SET_FPU)] => BUILD;
     SYS_ioctl[Is(1, KVM_IRQFD)] => BUILD;
     SYS_ioctl[Is(1, KVM_IOEVENTFD)] => BUILD;
@@ -275,7 +276,8 @@ pub static ROWS: &[Row] = rows! {
     SYS_madvise[Is(2, DONT_NEED)] => ALL;
     SYS_madvise[Is(2, HUGE_PAGES)] => CONTROL | BUILD;
     SYS_madvise[Is(2, POPULATE_WRITE)] => CONTROL | BUILD;
-    SYS_madvise[Is(2, POPULATE_READ)] => WORKER | BUILD;
+    // Pages that a clone will use; pages to protect, on kernels that protect present ones only.
+    SYS_madvise[Is(2, POPULATE_READ)] => CONTROL | WORKER | BUILD;
     SYS_madvise[Is(2, WILL_NEED)] => WORKER;
     SYS_madvise[Is(2, DONT_DUMP)] => BUILD;
     SYS_mincore => BUILD;

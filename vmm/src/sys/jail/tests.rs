@@ -12,7 +12,7 @@ use std::time::Duration;
 use vm_memory::mmap::MmapRegion;
 
 use super::calls::{Check, ROWS, Row};
-use super::requests::{KVM_CREATE_VM, KVM_RUN, KVM_SET_TSC_KHZ};
+use super::requests::{KVM_CREATE_VM, KVM_RUN, KVM_SET_CPUID2, KVM_SET_TSC_KHZ};
 use super::{Role, confine, confine_process};
 use crate::sys::mem;
 
@@ -284,13 +284,15 @@ fn the_heap_grows_in_every_place() {
 }
 
 #[test]
-fn workers_bring_in_pages() {
+fn pages_are_brought_in() {
     let region = MmapRegion::<()>::new(2 << 20).unwrap();
-    let status = confined(Some(Role::Worker), || {
-        mem::populate(&region, 0, 1 << 20).unwrap();
-        mem::read_ahead(&region, 0, 1 << 20).unwrap();
-    });
-    assert_eq!(status.code(), Some(7), "{status}");
+    for role in [Role::Control, Role::Worker] {
+        let status = confined(Some(role), || {
+            mem::populate(&region, 0, 1 << 20).unwrap();
+            mem::read_ahead(&region, 0, 1 << 20).unwrap();
+        });
+        assert_eq!(status.code(), Some(7), "{role:?}: {status}");
+    }
 }
 
 #[test]
@@ -314,13 +316,14 @@ fn locks_of_the_c_library_are_waited_for_in_every_place() {
     }
 }
 
-/// The request fails for a descriptor that is none, but is made.
+/// The requests fail for a descriptor that is none, but are made.
 #[test]
-fn a_counter_of_another_rate_is_scaled() {
+fn a_vcpu_is_set_to_the_rate_and_features_it_had() {
     for place in [None, Some(Role::Control)] {
-        let request = u64::from(KVM_SET_TSC_KHZ);
-        let status = confined(place, || call(libc::SYS_ioctl, &[INVALID, request, 1]));
-        assert_eq!(status.code(), Some(7), "{place:?}: {status}");
+        for request in [KVM_SET_TSC_KHZ, KVM_SET_CPUID2] {
+            let status = confined(place, || call(libc::SYS_ioctl, &[INVALID, request.into(), 1]));
+            assert_eq!(status.code(), Some(7), "{request:#x} in {place:?}: {status}");
+        }
     }
 }
 
