@@ -3,8 +3,8 @@
 use std::fs;
 
 use coppice_micro::tree::Machine;
-use coppice_micro::{Code, Vmm, kvm, vmm};
-use coppice_vmm_protocol::{Op, VmState};
+use coppice_micro::{Code, Vmm, command_with_socket, kvm, vmm};
+use coppice_vmm_protocol::{ControlSocket, Op, VmState};
 
 /// The value of a field in each thread's status.
 fn of_threads(pid: u32, field: &str) -> Vec<(String, String)> {
@@ -106,6 +106,26 @@ fn a_process_leaves_no_core_and_is_closed_to_its_user_where_it_is_root() {
         // The manager may.
         assert!(!fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap().is_empty());
     }
+}
+
+#[test]
+fn another_user_may_still_see_what_its_own_process_takes() {
+    if !is_root() {
+        return;
+    }
+    let as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all";
+    let (ours, theirs) = ControlSocket::pair().unwrap();
+    let program = format!("{as_nobody} '{}' --control-fd 3", vmm());
+    let child = command_with_socket(&program, theirs.into_fd()).spawn().unwrap();
+    let mut vmm = Vmm::with(child, ours);
+    assert_eq!(vmm.status().state, VmState::Empty);
+    let pid = vmm.child.id();
+    for (field, value) in [("NoNewPrivs", "1"), ("Seccomp", "2"), ("CapPrm", "0000000000000000")] {
+        assert_eq!(of_threads(pid, field)[0].1, value, "{field}");
+    }
+    let look = format!("{as_nobody} cat /proc/{pid}/smaps_rollup");
+    let output = std::process::Command::new("sh").args(["-c", &look]).output().unwrap();
+    assert!(output.status.success() && !output.stdout.is_empty(), "{output:?}");
 }
 
 #[test]
