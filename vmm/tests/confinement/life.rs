@@ -1,5 +1,5 @@
-//! Lives of machines, from their start to their end. They are ignored by themselves: `record` runs
-//! them, with each machine followed call by call.
+//! Lives of machines, from their start to their end, under the filters that they always have.
+//! `record` runs them again, with each machine followed call by call.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
 use coppice_micro::tree::{Machine, memory_file};
-use coppice_micro::{Code, Interpreter, Vmm, command_with_socket, plain_spec, vmm};
+use coppice_micro::{Code, Interpreter, Vmm, command_with_socket, kvm, plain_spec, vmm};
 use coppice_vmm_protocol::{
     BalloonSpec, CheckpointSpec, ConsoleSpec, ControlSocket, DiskSpec, ExitReason, MachineSpec, Op,
     ResultBody, VsockSpec,
@@ -167,8 +167,10 @@ fn use_vsock(guest: &mut Interpreter, sockets: &std::path::Path) {
 }
 
 #[test]
-#[ignore = "run by `record`"]
 fn of_all_devices() {
+    if !kvm() {
+        return;
+    }
     let Whole { mut vmm, mut guest, sockets } = whole();
     use_disk(&mut guest, 0, DISK);
     use_disk(&mut guest, 1, RAW);
@@ -188,8 +190,10 @@ fn of_all_devices() {
 }
 
 #[test]
-#[ignore = "run by `record`"]
 fn of_checkpoints_clones_and_rollbacks() {
+    if !kvm() {
+        return;
+    }
     let base = memory_file();
     base.set_len(1 << 20).unwrap();
     let mut machine = Machine::boot_with_disk(MEMORY, base);
@@ -222,8 +226,10 @@ fn of_checkpoints_clones_and_rollbacks() {
 }
 
 #[test]
-#[ignore = "run by `record`"]
 fn of_a_checkpoint_in_the_background() {
+    if !kvm() {
+        return;
+    }
     let mut machine = Machine::boot(MEMORY);
     machine.guest.fill(PAGES, 1, 4000);
     let spec = CheckpointSpec {
@@ -244,8 +250,10 @@ fn of_a_checkpoint_in_the_background() {
 }
 
 #[test]
-#[ignore = "run by `record`"]
 fn of_guests_that_end_by_themselves() {
+    if !kvm() {
+        return;
+    }
     let (vmm, _console) = Vmm::boot(&Code::new().power_off(), |_| {});
     vmm.end().expect(&ExitReason::PowerOff, 0);
     let (vmm, _console) = Vmm::boot(&Code::new().triple_fault(), |_| {});
@@ -253,8 +261,10 @@ fn of_guests_that_end_by_themselves() {
 }
 
 #[test]
-#[ignore = "run by `record`"]
 fn of_one_whose_console_is_closed() {
+    if !kvm() {
+        return;
+    }
     let mut machine = Machine::boot(MEMORY);
     // More than the console holds: the guest's processor reads on.
     machine.guest.fill_each(&[PAGES; 400], 1, 1);
@@ -269,8 +279,10 @@ fn of_one_whose_console_is_closed() {
 }
 
 #[test]
-#[ignore = "run by `record`"]
 fn of_one_that_outlives_its_managers() {
+    if !kvm() {
+        return;
+    }
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("control");
     let program = format!("'{}' --listen-fd 3", vmm());

@@ -139,7 +139,7 @@ fn every_call_of_the_lists_is_needed_by_some_machine() {
     let wrapper = recorder(directory.path());
     for level in [None, Some("trace")] {
         let lives = Command::new(std::env::current_exe().unwrap())
-            .args(["life::", "--ignored", "--test-threads", "2"])
+            .args(["life::", "--test-threads", "2"])
             .env("COPPICE_VMM", &wrapper)
             .envs(level.map(|level| ("COPPICE_LOG", level)))
             .output()
