@@ -26,10 +26,10 @@ use vmm_sys_util::signal::Killable;
 
 pub use self::exit::{Buses, Ending};
 use crate::devices::GuestSignals;
-use crate::sys::jail::{Filter, Role};
+use crate::sys::jail::{self, Role};
 use crate::sys::kvm::{RunPage, VmWithRam, pre_fault};
 use crate::sys::signal::kick_signal;
-use crate::sys::thread::SpareThread;
+use crate::sys::thread::{Begun, SpareThread};
 
 /// Enough for the deepest device call, with room for unoptimised builds; only the pages used
 /// cost memory.
@@ -68,17 +68,21 @@ pub struct StartError {
     pub source: io::Error,
 }
 
-/// A thread for a vCPU to come, which may do other work before.
+/// A thread for a vCPU to come.
 pub struct SpareVcpu {
+    index: u8,
     thread: SpareThread,
-    /// What it confines itself to when the vCPU comes.
-    filter: Filter,
+    confined: Option<Begun<()>>,
 }
 
 impl SpareVcpu {
-    /// The thread.
-    pub fn thread(&self) -> &SpareThread {
-        &self.thread
+    /// Waits until the thread has taken its role.
+    ///
+    /// # Errors
+    /// Never in practice: the thread is gone.
+    pub fn make_ready(&mut self) -> Result<(), StartError> {
+        let confined = self.confined.take().map_or(Ok(()), Begun::wait);
+        confined.map_err(|source| StartError { index: self.index, source })
     }
 }
 
@@ -125,7 +129,9 @@ impl Vcpu {
     pub fn spare(index: u8) -> Result<SpareVcpu, StartError> {
         let thread = SpareThread::new(&format!("vcpu{index}"), STACK_SIZE)
             .map_err(|source| StartError { index, source })?;
-        Ok(SpareVcpu { thread, filter: Filter::of(Role::Vcpu) })
+        let confined = thread.begin(|| jail::confine(Role::Vcpu));
+        let confined = Some(confined.map_err(|source| StartError { index, source })?);
+        Ok(SpareVcpu { index, thread, confined })
     }
 
     /// Has the thread of `spare` run vCPU `index`, paused at first. `signals` is rung when it ends by itself.
@@ -154,10 +160,9 @@ impl Vcpu {
         let shared_too = Arc::clone(&shared);
         let fd = Arc::new(Mutex::new(fd));
         let mut runner = Runner { fd: Arc::clone(&fd), index, shared: shared_too, buses, _vm: vm };
-        let SpareVcpu { thread, filter } = spare;
-        let thread = thread
+        let thread = spare
+            .thread
             .run(move || {
-                filter.apply();
                 let ending = runner.run();
                 let by_itself = ending.is_some();
                 runner.enter(State::Finished(ending));

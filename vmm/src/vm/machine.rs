@@ -296,24 +296,24 @@ impl<T> Filling<T> {
     }
 }
 
-/// As [`fill`], but in a shell that is there the thread of the first vCPU, which has nothing to
-/// run yet, fills the memory while this one goes on.
+/// As [`fill`], but in a shell that is there a thread of its own fills the memory while this one
+/// goes on; it ends then.
 fn begin_fill<T: Send + 'static>(
     host: &Host,
     shell: Option<Shell>,
     spec: &Spec,
     by: impl FnOnce(&Arc<GuestRam>, Depth) -> Result<T, VmError> + Send + 'static,
 ) -> Result<(Shell, Filling<T>), VmError> {
-    let Some(shell) = shell else {
+    let Some(mut shell) = shell else {
         let (shell, filled) = Shell::with(host, spec.vcpus, spec.memory_mib, by)?;
         return Ok((shell, Filling::Done(filled)));
     };
     shell.check(spec.vcpus, spec.memory_mib)?;
     let ram = Arc::clone(shell.vm.ram());
-    let filling = match shell.vcpu_threads.first() {
-        Some(spare) => {
+    let filling = match shell.loader.take() {
+        Some(thread) => {
             let fill = move || by(&ram, Depth::PageCache);
-            Filling::Begun(spare.thread().begin(fill).map_err(VmError::Loader)?)
+            Filling::Begun(thread.begin(fill).map_err(VmError::Loader)?)
         }
         None => Filling::Done(by(&ram, Depth::PageCache)?),
     };

@@ -24,11 +24,14 @@ use crate::checkpoint::Depth;
 use crate::memory::{self, GuestRam, layout};
 use crate::sys::kvm::VmWithRam;
 use crate::sys::pagemap::Pagemap;
+use crate::sys::thread::SpareThread;
 use crate::sys::{process, random};
 use crate::vcpu::state::{MsrList, TscShift, VcpuState};
 use crate::vcpu::{SpareVcpu, Vcpu};
 
-/// Stack of the thread that fills memory; it is the size of an I/O thread's, which then gets the
+/// Name of the thread that fills memory.
+const LOADER: &str = "loader";
+/// Its stack; it is the size of an I/O thread's, which then gets the
 /// same memory.
 const LOADER_STACK: usize = 256 * 1024;
 
@@ -48,6 +51,8 @@ pub(super) struct Shell {
     /// One for each vCPU.
     pub(super) vcpu_threads: Vec<SpareVcpu>,
     pub(super) device_threads: SpareThreads,
+    /// Fills memory beside this thread, in a shell that waits for a machine.
+    pub(super) loader: Option<SpareThread>,
     pub(super) wires: Wires,
 }
 
@@ -95,6 +100,7 @@ impl Shell {
             memory_mib,
             vcpu_threads: (0..vcpus).map(Vcpu::spare).collect::<Result<_, _>>()?,
             device_threads: SpareThreads::new()?,
+            loader: None,
         };
         Ok((shell, filled))
     }
@@ -112,6 +118,8 @@ impl Shell {
         random::fill(&mut [0; 16]).map_err(ForkError::Random)?;
         self.wires.make_ready()?;
         self.device_threads.make_ready()?;
+        self.vcpu_threads.iter_mut().try_for_each(SpareVcpu::make_ready)?;
+        self.loader = Some(SpareThread::new(LOADER, LOADER_STACK).map_err(VmError::Loader)?);
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             let failed = |source| SavedError::Vcpu { index, source };
             let state = VcpuState::save(vcpu, &mut self.msrs).map_err(failed)?;
@@ -155,7 +163,7 @@ fn create_while<T: Send>(
             meanwhile(if waits { Depth::PageTables } else { Depth::PageCache })
         };
         let loader = thread::Builder::new()
-            .name("loader".into())
+            .name(LOADER.into())
             .stack_size(LOADER_STACK)
             .spawn_scoped(scope, fill)
             .map_err(VmError::Loader)?;

@@ -69,9 +69,15 @@ fn a_process_that_waits_with_a_prepared_machine_is_confined_already() {
     vmm.done(Op::Prepare { vcpus: 2, memory_mib: 64 });
     let filters = of_threads(vmm.child.id(), "Seccomp_filters");
     let filters: Vec<_> = filters.iter().map(|(n, f)| (n.as_str(), f.as_str())).collect();
-    // The control thread and the vCPUs' build the machine before they take their roles.
-    let expected =
-        [("coppice-vmm", "2"), ("disk-io", "3"), ("io", "3"), ("vcpu0", "2"), ("vcpu1", "2")];
+    // The control thread builds the machine before it takes its role, and the loader helps.
+    let expected = [
+        ("coppice-vmm", "2"),
+        ("disk-io", "3"),
+        ("io", "3"),
+        ("loader", "2"),
+        ("vcpu0", "3"),
+        ("vcpu1", "3"),
+    ];
     assert_eq!(filters, expected);
 }
 

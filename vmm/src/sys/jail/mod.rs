@@ -7,9 +7,8 @@
 //! confine(role)   -> what this thread needs, on top: a call must pass all filters of a thread
 //! ```
 //!
-//! Device threads, checkpoint writers and the like take their role when they begin; vCPU threads
-//! when they get their vCPU, because the first one may fill memory before; the control thread when
-//! the guest begins to run, because it builds the machine before. [`calls`] has the lists.
+//! Threads take their role when they begin; the control thread when the guest begins to run, because
+//! it builds the machine before, and the loader, which fills memory, helps. [`calls`] has the lists.
 
 pub mod calls;
 mod requests;
