@@ -166,6 +166,12 @@ impl Server {
     }
 
     fn on_event(&mut self, token: u64) -> Result<Option<ExitReason>, ServeError> {
+        if !self.confined && self.lifecycle.state() == VmState::Running {
+            // The machine is built. Not at once when it was started: a guest's first steps are
+            // waited for, and the kernel interrupts all processors for a new filter.
+            jail::confine(Role::Control);
+            self.confined = true;
+        }
         const LISTENER: u64 = Token::Listener as u64;
         const GUEST: u64 = Token::Guest as u64;
         const SIGNAL: u64 = Token::Signal as u64;
@@ -243,11 +249,6 @@ impl Server {
         match self.lifecycle.request(request.op, fds) {
             Some(result) => self.answer(connection, id, result)?,
             None => self.asker = Some((connection, id)),
-        }
-        if !self.confined && self.lifecycle.state() == VmState::Running {
-            // The machine is built, and who waits for its start was answered.
-            jail::confine(Role::Control);
-            self.confined = true;
         }
         Ok(stop.then_some(ExitReason::Stopped))
     }

@@ -7,8 +7,8 @@
 //! confine(role)   -> what this thread needs, on top: a call must pass all filters of a thread
 //! ```
 //!
-//! Threads take their role when they begin; the control thread when the guest begins to run, because
-//! it builds the machine before, and the loader, which fills memory, helps. [`calls`] has the lists.
+//! Threads take their role when they begin; the control thread at the first event after the start,
+//! because it builds the machine before; the loader, which fills memory, helps. [`calls`] has the lists.
 
 pub mod calls;
 mod requests;
