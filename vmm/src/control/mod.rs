@@ -74,7 +74,7 @@ struct Server {
     /// Who asked for the checkpoint under way, and with which request; the manager that may still
     /// commit it.
     asker: Option<(ConnectionId, u64)>,
-    /// Whether this thread took its role, which does not build machines.
+    /// Whether this thread took its role, which makes no virtual machine.
     confined: bool,
 }
 
@@ -166,11 +166,10 @@ impl Server {
     }
 
     fn on_event(&mut self, token: u64) -> Result<Option<ExitReason>, ServeError> {
-        if !self.confined && self.lifecycle.state() == VmState::Running {
-            // The machine is built. Not at once when it was started: a guest's first steps are
-            // waited for, and the kernel interrupts all processors for a new filter.
-            jail::confine(Role::Control);
-            self.confined = true;
+        if self.lifecycle.state() == VmState::Running {
+            // Not at once when it was started: a guest's first steps are waited for, and the kernel
+            // interrupts all processors for a new filter.
+            self.take_role();
         }
         const LISTENER: u64 = Token::Listener as u64;
         const GUEST: u64 = Token::Guest as u64;
@@ -190,6 +189,14 @@ impl Server {
             connection => return self.on_request(connection),
         }
         Ok(None)
+    }
+
+    /// Confines this thread to what it needs from now on: nothing makes a virtual machine any more.
+    fn take_role(&mut self) {
+        if !self.confined {
+            jail::confine(Role::Control);
+            self.confined = true;
+        }
     }
 
     /// Whether the parent this process was started by is gone.
@@ -247,7 +254,13 @@ impl Server {
         };
         let stop = matches!(request.op, Op::Stop {});
         match self.lifecycle.request(request.op, fds) {
-            Some(result) => self.answer(connection, id, result)?,
+            Some(result) => {
+                if self.lifecycle.state() == VmState::Prepared {
+                    // A clone that comes is waited for, as are its first steps.
+                    self.take_role();
+                }
+                self.answer(connection, id, result)?;
+            }
             None => self.asker = Some((connection, id)),
         }
         Ok(stop.then_some(ExitReason::Stopped))

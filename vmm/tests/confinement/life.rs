@@ -33,9 +33,12 @@ struct Whole {
     sockets: tempfile::TempDir,
 }
 
-/// A machine with everything.
-fn whole() -> Whole {
+/// A machine with everything, made of what was prepared or at once.
+fn whole(prepared: bool) -> Whole {
     let mut vmm = Vmm::start();
+    if prepared {
+        vmm.done(Op::Prepare { vcpus: 2, memory_mib: MEMORY });
+    }
     let (guest, input, output) = Interpreter::pipes();
     let kernel = Code::new().interpreter().kernel();
     let sockets = tempfile::tempdir().unwrap();
@@ -57,6 +60,7 @@ fn whole() -> Whole {
     };
     let spec = MachineSpec {
         vcpus: 2,
+        memory_mib: MEMORY,
         disks: vec![disk(5, Some(6)), disk(7, None)],
         vsock: Some(VsockSpec { cid: 3, listener: 3, directory: 4, name: "vsock".into() }),
         console: Some(ConsoleSpec { input: Some(1), output: Some(2) }),
@@ -168,10 +172,20 @@ fn use_vsock(guest: &mut Interpreter, sockets: &std::path::Path) {
 
 #[test]
 fn of_all_devices() {
-    if !kvm() {
-        return;
+    if kvm() {
+        use_all_devices(whole(false));
     }
-    let Whole { mut vmm, mut guest, sockets } = whole();
+}
+
+#[test]
+fn of_all_devices_of_a_prepared_machine() {
+    if kvm() {
+        use_all_devices(whole(true));
+    }
+}
+
+fn use_all_devices(machine: Whole) {
+    let Whole { mut vmm, mut guest, sockets } = machine;
     use_disk(&mut guest, 0, DISK);
     use_disk(&mut guest, 1, RAW);
     use_vsock(&mut guest, sockets.path());

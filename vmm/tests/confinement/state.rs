@@ -69,9 +69,9 @@ fn a_process_that_waits_with_a_prepared_machine_is_confined_already() {
     vmm.done(Op::Prepare { vcpus: 2, memory_mib: 64 });
     let filters = of_threads(vmm.child.id(), "Seccomp_filters");
     let filters: Vec<_> = filters.iter().map(|(n, f)| (n.as_str(), f.as_str())).collect();
-    // The control thread builds the machine before it takes its role, and the loader helps.
+    // The loader brings in what the machine will be made of and ends then.
     let expected = [
-        ("coppice-vmm", "2"),
+        ("coppice-vmm", "3"),
         ("disk-io", "3"),
         ("io", "3"),
         ("loader", "2"),

@@ -19,6 +19,8 @@ const WORKER: Threads = 1 << 4;
 const START: Threads = 1 << 5;
 /// All that takes part in building a machine, before its guest runs.
 const BUILD: Threads = 1 << 6;
+/// The control thread when it makes a machine of what was prepared: what is left of building then.
+const ASSEMBLE: Threads = 1 << 7;
 
 /// What looks after devices.
 const IO: Threads = DISK | STREAMS;
@@ -54,7 +56,7 @@ impl Row {
     /// them until they take their role, so it has what they need.
     pub fn is_for(&self, role: Role) -> bool {
         let threads = match role {
-            Role::Control => CONTROL | WORKER | START,
+            Role::Control => CONTROL | ASSEMBLE | WORKER | START,
             Role::Vcpu => VCPU,
             Role::Disk => DISK,
             Role::Streams => STREAMS,
@@ -66,7 +68,7 @@ impl Row {
     /// Whether it is in the list for this very role: what it does itself.
     pub fn is_of(&self, role: Role) -> bool {
         let own = match role {
-            Role::Control => CONTROL,
+            Role::Control => CONTROL | ASSEMBLE,
             _ => return self.is_for(role),
         };
         self.threads & own != 0
@@ -184,7 +186,7 @@ pub static ROWS: &[Row] = rows! {
     SYS_ioctl[Is(1, KVM_CLEAR_DIRTY_LOG)] => CONTROL;
     SYS_ioctl[Is(1, KVM_SET_USER_MEMORY_REGION)] => CONTROL;
 
-    // Building a machine.
+    // Making a virtual machine, and, at the end, a machine of it.
     SYS_ioctl[Is(1, KVM_CHECK_EXTENSION)] => BUILD;
     SYS_ioctl[Is(1, KVM_CREATE_VM)] => BUILD;
     SYS_ioctl[Is(1, KVM_GET_VCPU_MMAP_SIZE)] => BUILD;
@@ -195,9 +197,9 @@ pub static ROWS: &[Row] = rows! {
     SYS_ioctl[Is(1, KVM_GET_MSR_INDEX_LIST)] => BUILD;
     SYS_ioctl[Is(1, KVM_GET_SUPPORTED_CPUID)] => BUILD;
     SYS_ioctl[Is(1, KVM_CREATE_VCPU)] => BUILD;
-    SYS_ioctl[Is(1, KVM_SET_FPU)] => BUILD;
-    SYS_ioctl[Is(1, KVM_IRQFD)] => BUILD;
-    SYS_ioctl[Is(1, KVM_IOEVENTFD)] => BUILD;
+    SYS_ioctl[Is(1, KVM_SET_FPU)] => ASSEMBLE | BUILD;
+    SYS_ioctl[Is(1, KVM_IRQFD)] => ASSEMBLE | BUILD;
+    SYS_ioctl[Is(1, KVM_IOEVENTFD)] => ASSEMBLE | BUILD;
 
     // Write-protected pages of a background checkpoint: the control thread protects them in the
     // pause, the thread that writes them and the one that answers writers let go of them.
@@ -206,9 +208,9 @@ pub static ROWS: &[Row] = rows! {
     SYS_ioctl[Is(1, UFFDIO_UNREGISTER)] => WORKER;
 
     // Who connects to the vsock device is taken in without waiting.
-    SYS_ioctl[Is(1, FIONBIO)] => BUILD;
+    SYS_ioctl[Is(1, FIONBIO)] => ASSEMBLE | BUILD;
     // Whether the console's output is a terminal.
-    SYS_ioctl[Is(1, TCGETS)] => BUILD;
+    SYS_ioctl[Is(1, TCGETS)] => ASSEMBLE | BUILD;
 
     // Locks and threads that are waited for or woken, by the standard library and, inside its
     // allocator, by the C library (plain WAIT).
@@ -228,11 +230,11 @@ pub static ROWS: &[Row] = rows! {
     SYS_poll => CONTROL | VCPU;
     SYS_epoll_wait => CONTROL | IO | WORKER;
     SYS_epoll_ctl => CONTROL | STREAMS | WORKER | BUILD;
-    SYS_epoll_create1 => WORKER | BUILD;
+    SYS_epoll_create1 => WORKER | ASSEMBLE | BUILD;
     SYS_eventfd2 => CONTROL | BUILD;
     // Deadlines of vsock connections.
     SYS_timerfd_settime => STREAMS;
-    SYS_timerfd_create => BUILD;
+    SYS_timerfd_create => ASSEMBLE | BUILD;
 
     // Files that were passed: disks, checkpoints, kernels.
     SYS_pread64 => CONTROL | DISK | WORKER | BUILD;
@@ -245,7 +247,7 @@ pub static ROWS: &[Row] = rows! {
     SYS_fdatasync => DISK | WORKER;
     SYS_fsync => WORKER;
     SYS_ftruncate => CONTROL | BUILD;
-    SYS_lseek => BUILD;
+    SYS_lseek => ASSEMBLE | BUILD;
     SYS_statx[Is(2, EMPTY_PATH)] => CONTROL | WORKER | BUILD;
     SYS_newfstatat[Is(3, EMPTY_PATH)] => CONTROL | BUILD;
     SYS_fcntl[Is(1, GET_FLAGS)] => CONTROL | BUILD;
@@ -260,7 +262,7 @@ pub static ROWS: &[Row] = rows! {
     SYS_recvfrom => CONTROL | STREAMS;
     SYS_sendto => STREAMS;
     SYS_shutdown => STREAMS;
-    SYS_getsockopt[Is(1, SOCKET)] => BUILD;
+    SYS_getsockopt[Is(1, SOCKET)] => ASSEMBLE | BUILD;
     // The guest connects to a socket beside that of its vsock device. No filter sees the path.
     SYS_socket[Is(0, UNIX), Is(1, STREAM), Is(2, 0)] => STREAMS;
     SYS_connect => STREAMS;

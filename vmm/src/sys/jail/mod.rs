@@ -7,8 +7,9 @@
 //! confine(role)   -> what this thread needs, on top: a call must pass all filters of a thread
 //! ```
 //!
-//! Threads take their role when they begin; the control thread at the first event after the start,
-//! because it builds the machine before; the loader, which fills memory, helps. [`calls`] has the lists.
+//! Threads take their role when they begin; the control thread when it has prepared what machines
+//! are made of, or, without that, at the first event after the start, because it builds the machine
+//! before; the loader, which fills memory, helps. [`calls`] has the lists.
 
 pub mod calls;
 mod requests;
@@ -27,7 +28,7 @@ use self::calls::{Check, DEBUG_ROWS, ROWS, Row};
 /// What a thread is there for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// The main thread of a machine that has begun to run, and what it starts.
+    /// The main thread of a machine that was prepared or has begun to run, and what it starts.
     Control,
     /// A vCPU.
     Vcpu,
