@@ -9,6 +9,7 @@ use super::create::joined;
 use super::queue::Start;
 use super::quota::Reservation;
 use super::{Error, Fleet, Member, blocking};
+use crate::failure::chain;
 use crate::registry::{DEFAULT_TAG, Row, State, Template, TemplateKind, Tenant, now_ms};
 use crate::sandbox::{CheckpointRequest, Guest, Kept};
 use crate::store::{self, GuestSettings, Id, Name};
@@ -375,15 +376,15 @@ impl Fleet {
         let Some(guest) = member.guest() else { return };
         let (fleet, member) = (Arc::downgrade(self), Arc::downgrade(member));
         tokio::spawn(async move {
-            let why = guest.ended().await;
+            let why = chain(&guest.ended().await);
             let (Some(fleet), Some(member)) = (fleet.upgrade(), member.upgrade()) else { return };
             let about = Arc::clone(&member);
             let still = move |row: &Row| row.state == State::Running && about.has(&guest);
             if still(&member.row()) {
                 fleet.meters.ended();
-                tracing::warn!(sandbox = %member.id(), %why, "a sandbox ended by itself");
+                tracing::warn!(sandbox = %member.id(), why, "a sandbox ended by itself");
             }
-            if let Err(error) = fleet.kill_if(&member, still, &why.to_string()).await {
+            if let Err(error) = fleet.kill_if(&member, still, &why).await {
                 tracing::error!(sandbox = %member.id(), %error, "its rest could not be removed");
             }
         });

@@ -6,26 +6,35 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use coppice_tests::tools::host_tools;
 use serde_json::{Value, json};
 
 use super::client::Daemon;
 use crate::common::on_lane;
 
-/// A small file system of its own, for as long as the value lives.
-struct SmallDisk(PathBuf);
+/// A small file system of its own, for as long as the value lives. One in memory would not do: a
+/// page of a file that nobody wrote takes space there when it is read.
+struct SmallDisk {
+    at: PathBuf,
+    _image: tempfile::NamedTempFile,
+}
 
 impl SmallDisk {
-    fn mount(at: &Path, mib: u32) -> Self {
-        let size = format!("size={mib}m");
-        let mut mount = Command::new("mount");
-        let mounted = mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).status().unwrap();
-        assert!(mounted.success(), "only root can mount a small file system");
-        Self(at.to_owned())
+    fn mount(tools: &Path, at: &Path, mib: u64) -> Self {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(mib << 20).unwrap();
+        let run = |command: &mut Command| {
+            let status = command.status().unwrap();
+            assert!(status.success(), "{command:?}: {status}; only root can make a file system");
+        };
+        run(Command::new(tools.join("mke2fs")).args(["-q", "-t", "ext4"]).arg(image.path()));
+        run(Command::new("mount").args(["-t", "ext4", "-o", "loop"]).arg(image.path()).arg(at));
+        Self { at: at.to_owned(), _image: image }
     }
 
     /// Takes all space.
     fn fill(&self) -> PathBuf {
-        let path = self.0.join("ballast");
+        let path = self.at.join("ballast");
         let mut file = File::create(&path).unwrap();
         let block = vec![1; 1 << 16];
         while file.write_all(&block).is_ok() {}
@@ -36,7 +45,7 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         // The daemon's end may still be under way; the name space ends with the test anyhow.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
     }
 }
 
@@ -49,9 +58,10 @@ fn is_told((status, answer): (u16, Value)) {
 
 #[test]
 fn a_full_disk_is_told_of_and_all_is_well_when_it_has_space_again() {
+    let tools = host_tools(&["mke2fs"]).unwrap();
     on_lane!({
         let dir = tempfile::tempdir().unwrap();
-        let disk = SmallDisk::mount(dir.path(), 700);
+        let disk = SmallDisk::mount(&tools, dir.path(), 700);
         let daemon = Daemon::start_in(dir, &[]);
         let client = &daemon.client;
         let sandbox = client.create(json!({}));
@@ -59,12 +69,15 @@ fn a_full_disk_is_told_of_and_all_is_well_when_it_has_space_again() {
         let path = format!("/sandboxes/{}", sandbox.id);
         assert_eq!(client.write(&sandbox, "/root/state", "kept"), Some(200));
 
-        // What a guest writes while the disk is full is lost to it: that is not tried here.
+        // What a guest writes while the disk is full is lost to it, so this one has written all.
         client.run(&sandbox, "sync");
         let ballast = disk.fill();
         is_told(client.post("/v2/sandboxes", json!({"templateID": "base"})));
         is_told(client.post(&format!("{path}/pause"), json!({})));
         is_told(client.post(&format!("{path}/snapshots"), json!({})));
+        // A guest whose writes fail runs on, whatever its commands make of it.
+        client.try_run(&other, "head -c 8M /dev/urandom > /root/lost; sync");
+        assert_eq!(client.get(&format!("/sandboxes/{}", other.id)).1["state"], "running");
         assert_eq!(client.get(&path).1["state"], "running");
         assert_eq!(client.read(&sandbox, "/root/state"), "kept");
         assert_eq!(client.list().len(), 2);
