@@ -121,8 +121,7 @@ impl Fleet {
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
         joined(tokio::spawn(trace::carried(async move {
             let _turn = turn;
-            let end_ms = now_ms().saturating_add(timeout_ms);
-            fleet.wake(&member, end_ms, (reservation, start)).await
+            fleet.wake(&member, timeout_ms, (reservation, start)).await
         })))
         .await
     }
@@ -130,11 +129,12 @@ impl Fleet {
     async fn wake(
         self: &Arc<Self>,
         member: &Arc<Member>,
-        end_ms: u64,
+        timeout_ms: u64,
         (reservation, start): (Reservation, Start),
     ) -> Result<(), Error> {
         let _stage = self.meters.stage("resume");
         let row = member.row();
+        let end_ms = now_ms().saturating_add(timeout_ms);
         self.promise(member, Row { state: State::Resuming, end_ms, ..row.clone() })?;
         // It counts as one that is not paused from now on.
         drop(reservation);
@@ -145,7 +145,9 @@ impl Fleet {
         match woken {
             Ok(kept) => {
                 self.connect(member, kept)?;
+                // Its time begins now: waking took some that nobody could use.
                 let started_ms = now_ms();
+                let end_ms = started_ms.saturating_add(timeout_ms);
                 let running =
                     Row { state: State::Running, pause: None, started_ms, end_ms, ..row.clone() };
                 self.note(member, running);

@@ -27,6 +27,9 @@ use crate::store::Id;
 use internal::is_internal;
 use target::Target;
 
+/// Time in milliseconds that a sandbox has at least when traffic resumes it, as with E2B.
+const AWAKE_MS: u64 = 300_000;
+
 /// Forwards requests for guests; all others go on to the API.
 pub async fn guests_first(
     State(fleet): State<Arc<Fleet>>,
@@ -106,6 +109,7 @@ async fn awake(fleet: &Arc<Fleet>, member: &Arc<Member>) -> Result<(), Response>
     }
     // It gets the time that it had when it was made or connected to last.
     let span = row.end_ms.saturating_sub(row.started_ms).max(row.end_ms.saturating_sub(now_ms()));
+    let span = span.max(AWAKE_MS);
     match fleet.wake_or_extend(member, span).await {
         Ok(_) => Ok(()),
         Err(error) => {

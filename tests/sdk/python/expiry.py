@@ -28,7 +28,10 @@ with (
 
     until("paused", resumed.sandbox_id)
     assert resumed.files.read("/tmp/note") == "kept", "its traffic resumes it"
-    assert resumed.get_info().state.value == "running"
+    info = resumed.get_info()
+    assert info.state.value == "running"
+    left = info.end_at.timestamp() - time.time()
+    assert 200 < left <= 310, f"{left} s, not the five minutes that traffic gives"
 
     for _ in range(100):
         if not killed.is_running():
