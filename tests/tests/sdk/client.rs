@@ -49,6 +49,7 @@ fn sdk(language: &str, version: &str) -> PathBuf {
     path
 }
 
+#[allow(clippy::print_stdout, reason = "what a scenario measured is its output")]
 fn run(command: &mut Command) {
     let daemon = &*DAEMON;
     let before = daemon.log().len();
@@ -73,4 +74,6 @@ fn run(command: &mut Command) {
         String::from_utf8_lossy(&output.stderr),
         &daemon.log()[before..]
     );
+    // What a scenario measured, for `--nocapture`.
+    print!("{}", String::from_utf8_lossy(&output.stdout));
 }

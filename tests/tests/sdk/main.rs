@@ -55,7 +55,7 @@ python! {
     python_2_29_5 "2.29.5" [builds]
     python_2_50_0 "2.50.0" [fork]
     python_2_51_0 "2.51.0" [fork]
-    python_2_63_0 "2.63.0" [builds fork]
+    python_2_63_0 "2.63.0" [builds fork latency]
 }
 
 node! {
