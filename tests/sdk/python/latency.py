@@ -69,20 +69,20 @@ with ThreadPoolExecutor(CONCURRENCY) as threads:
     taken = list(threads.map(sample, range(SAMPLES)))
 after = stages()
 
+# Those of others who use the daemon meanwhile are among them.
 creates = after["create"]["count"] - before["create"]["count"]
-assert creates == SAMPLES, f"{creates} creates for {SAMPLES} samples"
-shares = {}
+assert creates >= SAMPLES, f"{creates} creates for {SAMPLES} samples"
 whole = after["create"]["sum"] - before["create"]["sum"]
+shares = {}
 for stage in ("queue", "shell", "restore", "prove"):
-    none = {"sum": 0.0, "count": 0.0}
-    took = after[stage]["sum"] - before.get(stage, none)["sum"]
-    shares[stage] = {"mean_ms": round(took * 1000 / SAMPLES, 1), "share": round(took / whole, 3)}
+    took = after[stage]["sum"] - before[stage]["sum"]
+    shares[stage] = {"mean_ms": round(took * 1000 / creates, 1), "share": round(took / whole, 3)}
 report = {
     "samples": SAMPLES,
     "concurrency": CONCURRENCY,
     "create": percentiles([create for create, _ in taken]),
     "first_output": percentiles([first for _, first in taken]),
-    "daemon_create_mean_ms": round(whole * 1000 / SAMPLES, 1),
+    "daemon_create_mean_ms": round(whole * 1000 / creates, 1),
     "stages": shares,
 }
 assert report["create"]["p50"] <= report["first_output"]["p50"], report
