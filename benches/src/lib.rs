@@ -5,10 +5,14 @@
 //! file system, memory and vCPUs, are driven by their public interfaces, and alternate with
 //! Coppice sample by sample.
 
+#[path = "../../manager/bench/src/scenario/boot.rs"]
 pub mod boot;
+#[path = "../../manager/bench/src/contender/mod.rs"]
 pub mod machine;
 pub mod micro;
+#[path = "../../manager/bench/src/observe.rs"]
 pub mod observe;
+#[path = "../../manager/bench/src/scenario/restore.rs"]
 pub mod restore;
 pub mod stats;
 pub mod sys;

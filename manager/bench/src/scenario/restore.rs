@@ -7,8 +7,11 @@
 //! (`kill_restore_ms`), or before the request to a process that is there (`warm_ms`,
 //! `rollback_ms`). Files and sockets that a VMM is handed are made within the time.
 
+#[path = "../agent.rs"]
 mod client;
+#[path = "../contender/coppice_vm.rs"]
 mod coppice;
+#[path = "../contender/firecracker.rs"]
 mod firecracker;
 
 use std::cell::Cell;
