@@ -2,24 +2,6 @@
 
 use serde::Serialize;
 
-/// Summary of one measured quantity.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Summary {
-    /// Median.
-    pub p50: f64,
-    /// 95th percentile (nearest rank).
-    pub p95: f64,
-    /// Number of samples.
-    pub n: usize,
-}
-
-/// Summarises samples; `None` without any.
-pub fn summarise(samples: &[f64]) -> Option<Summary> {
-    let mut sorted = samples.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    Some(Summary { p50: rank(&sorted, 50)?, p95: rank(&sorted, 95)?, n: sorted.len() })
-}
-
 /// Summary of a duration in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Micros {
@@ -50,17 +32,17 @@ mod tests {
 
     #[test]
     fn nearest_rank_takes_real_samples() {
-        let samples: Vec<f64> = (1..=20).rev().map(f64::from).collect();
-        assert_eq!(summarise(&samples), Some(Summary { p50: 10.0, p95: 19.0, n: 20 }));
+        let samples: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        assert_eq!(micros(&samples), Some(Micros { p50: 100.0, p99: 198.0, n: 200 }));
     }
 
     #[test]
     fn one_sample_is_every_percentile() {
-        assert_eq!(summarise(&[3.5]), Some(Summary { p50: 3.5, p95: 3.5, n: 1 }));
+        assert_eq!(micros(&[3.5]), Some(Micros { p50: 3.5, p99: 3.5, n: 1 }));
     }
 
     #[test]
     fn no_samples_have_no_summary() {
-        assert_eq!(summarise(&[]), None);
+        assert_eq!(micros(&[]), None);
     }
 }

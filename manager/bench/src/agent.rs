@@ -1,157 +1,243 @@
-//! The client that has the guest's agent run a command: the same code, byte for byte, for every
-//! contender, since all of them offer the guest's vsock by the same kind of Unix socket.
+//! The client that has a guest's agent run a command: the same code, byte for byte, for every
+//! contender, whatever way leads to the agent. It speaks envd's process API over HTTP/1.1.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use coppice_agent_protocol::STREAM_CONTENT_TYPE;
 use coppice_agent_protocol::envelope::{FrameDecoder, encode_message};
 use coppice_agent_protocol::process::{
     ProcessConfig, ProcessEvent, SERVICE, StartRequest, StreamResponse,
 };
-use coppice_agent_protocol::{ENVD_PORT, READY_PORT, STREAM_CONTENT_TYPE};
 
-/// Longest message of a stream; those of this client's command are tiny.
-const MAX_MESSAGE: usize = 1 << 16;
+use crate::clock::Clock;
+use crate::contender::Vm;
+use crate::error::{Doing as _, Error};
 
-/// The command that is run.
-const COMMAND: [&str; 2] = ["/bin/echo", "hello"];
+/// Longest message of a stream.
+const MAX_MESSAGE: usize = 1 << 20;
 
-/// What is sent to the agent, made ahead of time.
-#[derive(Debug)]
-pub(super) struct Client {
-    request: Vec<u8>,
+/// Longest line of an HTTP head; longer ones are not of any agent.
+const MAX_LINE: u64 = 16 << 10;
+
+/// Most of an output that is kept to show what a wrong answer was.
+const SHOWN: usize = 200;
+
+/// A command as the agent is asked for it, made before any clock starts.
+#[derive(Debug, Clone)]
+pub struct Command {
+    body: Vec<u8>,
 }
 
-impl Client {
-    pub(super) fn new() -> anyhow::Result<Self> {
-        let [cmd, argument] = COMMAND;
+impl Command {
+    /// A program with its arguments.
+    ///
+    /// # Errors
+    /// When it cannot be encoded.
+    pub fn new(argv: &[&str]) -> Result<Self, Error> {
+        let (cmd, args) = argv.split_first().unwrap_or((&"", &[]));
         let start = StartRequest {
             process: ProcessConfig {
-                cmd: cmd.into(),
-                args: vec![argument.into()],
+                cmd: (*cmd).to_owned(),
+                args: args.iter().map(|&argument| argument.to_owned()).collect(),
                 ..ProcessConfig::default()
             },
             pty: None,
             tag: None,
             stdin: Some(false),
         };
-        let body = encode_message(&start)?;
-        let mut request = format!(
-            "POST {SERVICE}Start HTTP/1.1\r\nhost: localhost\r\ncontent-type: \
-             {STREAM_CONTENT_TYPE}\r\nconnect-protocol-version: 1\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        )
-        .into_bytes();
-        request.extend(body);
-        Ok(Self { request })
+        let body = encode_message(&start)
+            .map_err(|error| Error::Agent(format!("cannot be asked: {error}")))?;
+        Ok(Self { body })
     }
 
-    /// Runs the command; `on_output` is called when the first bytes of its output are there, then
-    /// the rest is read.
+    /// A shell's command line.
     ///
     /// # Errors
-    /// When the agent is not reached, or the command does not do what it should.
-    pub(super) fn run(&self, vsock: &Path, on_output: impl FnOnce()) -> anyhow::Result<()> {
-        let mut stream = BufReader::new(connect(vsock)?);
-        stream.get_mut().write_all(&self.request).context("the agent does not listen")?;
-        let mut status = String::new();
-        stream.read_line(&mut status).context("the agent does not answer")?;
-        if !status.starts_with("HTTP/1.1 200 ") {
-            bail!("the agent answers {status:?}");
+    /// When it cannot be encoded.
+    pub fn shell(script: &str) -> Result<Self, Error> {
+        Self::new(&["/bin/sh", "-c", script])
+    }
+}
+
+/// A command that answers with a token which nobody can know before: only a machine that really
+/// runs, and that was asked in this very round, gives it.
+#[derive(Debug)]
+pub struct Question {
+    token: String,
+    command: Command,
+}
+
+impl Question {
+    /// Draws a token and prepares the command.
+    ///
+    /// # Errors
+    /// When the system has no random numbers.
+    pub fn new() -> Result<Self, Error> {
+        let token = token()?;
+        let command = Command::new(&["/bin/echo", &token])?;
+        Ok(Self { token, command })
+    }
+
+    /// Asks a machine; the clock marks `first_output` when the first byte of the answer is there.
+    /// Gives the time of it.
+    ///
+    /// # Errors
+    /// When there is no answer, or not the token.
+    pub fn ask(&self, vm: &dyn Vm, clock: &mut Clock) -> Result<f64, Error> {
+        let mut first = None;
+        let mut said = Vec::new();
+        vm.run(&self.command, &mut |bytes| {
+            first.get_or_insert_with(|| clock.mark("first_output"));
+            said.extend_from_slice(bytes.get(..SHOWN).unwrap_or(bytes));
+        })?;
+        let found = String::from_utf8_lossy(&said);
+        match first {
+            Some(ms) if found == format!("{}\n", self.token) => Ok(ms),
+            Some(_) => Err(Error::Token { found: found.trim_end().to_owned() }),
+            None => Err(Error::Agent("says that the command ended, which printed nothing".into())),
         }
-        let mut line = String::new();
-        while line != "\r\n" {
-            line.clear();
-            stream.read_line(&mut line).context("the agent breaks off")?;
+    }
+}
+
+/// A fresh token: 128 random bits in hexadecimal.
+///
+/// # Errors
+/// When the system has no random numbers.
+pub fn token() -> Result<String, Error> {
+    let mut bytes = [0u8; 16];
+    let mut filled = 0;
+    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        filled += rustix::rand::getrandom(rest, rustix::rand::GetRandomFlags::empty())
+            .doing("drawing a random token")?;
+    }
+    let mut token = String::with_capacity(32);
+    for byte in bytes {
+        let _ = write!(token, "{byte:02x}");
+    }
+    Ok(token)
+}
+
+/// What the head of a request says besides what every request says.
+#[derive(Debug, Clone, Default)]
+pub struct Head {
+    /// The host asked.
+    pub host: String,
+    /// Whole lines, each with its end.
+    pub more: String,
+}
+
+/// Runs a command over a connection to the agent, whose reads have a limit; `on_output` gets the command's standard output
+/// as it comes.
+///
+/// # Errors
+/// When the agent does not answer as it should, or the command fails.
+pub fn run(
+    stream: impl Read + Write,
+    head: &Head,
+    command: &Command,
+    limit: Duration,
+    on_output: &mut dyn FnMut(&[u8]),
+) -> Result<(), Error> {
+    let started = Instant::now();
+    let mut stream = BufReader::new(stream);
+    let host = if head.host.is_empty() { "localhost" } else { &head.host };
+    let mut request = format!(
+        "POST {SERVICE}Start HTTP/1.1\r\nhost: {host}\r\ncontent-type: {STREAM_CONTENT_TYPE}\r\n\
+         connect-protocol-version: 1\r\ncontent-length: {}\r\n{}\r\n",
+        command.body.len(),
+        head.more,
+    )
+    .into_bytes();
+    request.extend_from_slice(&command.body);
+    stream.get_mut().write_all(&request).doing("asking the guest's agent")?;
+    let status = line(&mut stream)?;
+    if !status.starts_with("HTTP/1.1 200") {
+        return Err(Error::Agent(format!("answers {:?}{}", status.trim_end(), rest(&mut stream))));
+    }
+    let mut chunked = false;
+    loop {
+        let header = line(&mut stream)?.to_ascii_lowercase();
+        match header.trim_end() {
+            "" => break,
+            header => chunked |= header.starts_with("transfer-encoding:"),
         }
-        let mut on_output = Some(on_output);
-        let mut decoder = FrameDecoder::new(MAX_MESSAGE);
-        while let Some(chunk) = read_chunk(&mut stream)? {
-            decoder.push(&chunk);
-            while let Some(frame) = decoder.next_frame()? {
-                if frame.is_end() {
-                    continue;
-                }
-                let response: StreamResponse = serde_json::from_slice(&frame.payload)?;
-                match response.event {
-                    ProcessEvent::Data(data) if data.stdout.is_some() => {
-                        if let Some(on_output) = on_output.take() {
-                            on_output();
-                        }
-                    }
-                    ProcessEvent::End(end) if !end.exited || end.exit_code != 0 => {
-                        bail!("the command failed: {}", end.status);
-                    }
-                    _ => {}
-                }
+    }
+    if !chunked {
+        return Err(Error::Agent("answers without a stream".into()));
+    }
+    let mut events = Events { decoder: FrameDecoder::new(MAX_MESSAGE), ended: false };
+    while let Some(chunk) = chunk(&mut stream)? {
+        events.take(&chunk, on_output)?;
+        // Whoever sends keepalives for ever does not answer.
+        if started.elapsed() > limit {
+            return Err(Error::Late(format!("the command ran for over {} s", limit.as_secs())));
+        }
+    }
+    if events.ended { Ok(()) } else { Err(Error::Agent("breaks off before the end".into())) }
+}
+
+/// The command's events out of the pieces of a stream.
+struct Events {
+    decoder: FrameDecoder,
+    ended: bool,
+}
+
+impl Events {
+    fn take(&mut self, piece: &[u8], on_output: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        self.decoder.push(piece);
+        let nonsense = |error: &dyn std::fmt::Display| Error::Agent(format!("sends {error}"));
+        while let Some(frame) = self.decoder.next_frame().map_err(|error| nonsense(&error))? {
+            if frame.is_end() {
+                continue;
             }
-        }
-        if on_output.is_some() {
-            bail!("the command printed nothing");
+            let response: StreamResponse =
+                serde_json::from_slice(&frame.payload).map_err(|error| nonsense(&error))?;
+            match response.event {
+                ProcessEvent::Data(data) => {
+                    if let Some(bytes) = data.stdout {
+                        on_output(&bytes.0);
+                    }
+                }
+                ProcessEvent::End(end) => {
+                    if !end.exited || end.exit_code != 0 {
+                        return Err(Error::Agent(format!("had a failure: {}", end.status)));
+                    }
+                    self.ended = true;
+                }
+                _ => {}
+            }
         }
         Ok(())
     }
 }
 
-/// Opens a stream to the agent's port.
-fn connect(vsock: &Path) -> anyhow::Result<UnixStream> {
-    let mut stream = UnixStream::connect(vsock).context("the vsock socket is not there")?;
-    let command = format!("CONNECT {ENVD_PORT}\n");
-    stream.write_all(command.as_bytes()).context("the vsock socket takes no command")?;
-    let mut byte = [0];
-    // Byte by byte: what follows belongs to the stream.
-    while byte != *b"\n" {
-        stream.read_exact(&mut byte).context("nothing in the guest listens")?;
-    }
-    Ok(stream)
+/// One line of a head.
+fn line(stream: &mut impl BufRead) -> Result<String, Error> {
+    let mut line = String::new();
+    stream.by_ref().take(MAX_LINE).read_line(&mut line).doing("waiting for the guest's agent")?;
+    if line.ends_with('\n') { Ok(line) } else { Err(Error::Agent("hangs up".into())) }
+}
+
+/// Some of what comes after the first line, for an error's text.
+fn rest(stream: &mut impl BufRead) -> String {
+    let mut rest = Vec::new();
+    // What cannot be read is not shown.
+    let _ = stream.take(1024).read_to_end(&mut rest);
+    let text = String::from_utf8_lossy(&rest).into_owned();
+    text.split_once("\r\n\r\n").map_or_else(String::new, |(_, body)| format!(": {body}"))
 }
 
 /// Reads one chunk of a chunked body; nothing at its end.
-fn read_chunk(stream: &mut BufReader<UnixStream>) -> anyhow::Result<Option<Vec<u8>>> {
-    let mut line = String::new();
-    stream.read_line(&mut line).context("the answer breaks off")?;
+fn chunk(stream: &mut impl BufRead) -> Result<Option<Vec<u8>>, Error> {
+    let line = line(stream)?;
     let length = usize::from_str_radix(line.trim_end(), 16)
-        .with_context(|| format!("not the length of a chunk: {line:?}"))?;
+        .ok()
+        .filter(|length| *length <= MAX_MESSAGE)
+        .ok_or_else(|| Error::Agent(format!("sends a chunk of {:?} bytes", line.trim_end())))?;
     let mut chunk = vec![0; length + 2];
-    stream.read_exact(&mut chunk).context("the answer breaks off")?;
+    stream.read_exact(&mut chunk).doing("reading what the command prints")?;
     chunk.truncate(length);
     Ok((length > 0).then_some(chunk))
-}
-
-/// Where the agent of a guest that boots says that it serves.
-#[derive(Debug)]
-pub(super) struct Ready {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl Ready {
-    /// Listens beside the vsock socket that will be at `vsock`.
-    ///
-    /// # Errors
-    /// When the socket cannot be made.
-    pub(super) fn listen(vsock: &Path) -> anyhow::Result<Self> {
-        let path = PathBuf::from(format!("{}_{READY_PORT}", vsock.display()));
-        let listener = UnixListener::bind(&path).context("the ready socket cannot be made")?;
-        Ok(Self { listener, path })
-    }
-
-    /// Waits for the agent.
-    ///
-    /// # Errors
-    /// When the socket fails.
-    pub(super) fn wait(&self) -> anyhow::Result<()> {
-        let (stream, _) = self.listener.accept().context("the agent cannot be waited for")?;
-        let mut line = String::new();
-        BufReader::new(stream).read_line(&mut line).context("the agent says nothing")?;
-        Ok(())
-    }
-}
-
-impl Drop for Ready {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
 }

@@ -3,15 +3,21 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::Context as _;
+use crate::error::{Doing as _, Error};
 
-/// Memory of a process in KiB, guest RAM left out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Memory of a process in KiB.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Proportional set size without guest RAM.
-    pub pss_kib: u64,
+    /// Proportional set size without guest RAM: what the VMM itself takes.
+    pub overhead_pss: u64,
     /// Resident guest RAM.
-    pub guest_rss_kib: u64,
+    pub guest_rss: u64,
+    /// Proportional set size of all.
+    pub pss: u64,
+    /// What this process alone has.
+    pub private: u64,
+    /// What it has in common with others.
+    pub shared: u64,
 }
 
 /// Reads a process' memory. A mapping at least half as large as the guest's RAM counts as guest
@@ -19,22 +25,29 @@ pub struct Memory {
 ///
 /// # Errors
 /// When the process is gone or not ours.
-pub fn memory(pid: u32, guest_mib: u32) -> anyhow::Result<Memory> {
+pub fn memory(pid: u32, guest_mib: u32) -> Result<Memory, Error> {
     let path = format!("/proc/{pid}/smaps");
-    let text = fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
+    let text = fs::read_to_string(&path).doing(format!("reading {path}"))?;
     Ok(sum_smaps(&text, u64::from(guest_mib) * 1024 / 2))
 }
 
 fn sum_smaps(text: &str, guest_from_kib: u64) -> Memory {
-    let mut memory = Memory { pss_kib: 0, guest_rss_kib: 0 };
+    let mut memory = Memory::default();
     let mut size = 0;
     for line in text.lines() {
         let Some((name, value)) = line.split_once(':') else { continue };
         let kib = value.trim().strip_suffix(" kB").and_then(|v| v.trim().parse::<u64>().ok());
-        match (name, kib) {
-            ("Size", Some(kib)) => size = kib,
-            ("Pss", Some(kib)) if size < guest_from_kib => memory.pss_kib += kib,
-            ("Rss", Some(kib)) if size >= guest_from_kib => memory.guest_rss_kib += kib,
+        let Some(kib) = kib else { continue };
+        let guest = size >= guest_from_kib;
+        match name {
+            "Size" => size = kib,
+            "Pss" => {
+                memory.pss += kib;
+                memory.overhead_pss += if guest { 0 } else { kib };
+            }
+            "Rss" if guest => memory.guest_rss += kib,
+            "Private_Clean" | "Private_Dirty" => memory.private += kib,
+            "Shared_Clean" | "Shared_Dirty" => memory.shared += kib,
             _ => {}
         }
     }
@@ -44,6 +57,7 @@ fn sum_smaps(text: &str, guest_from_kib: u64) -> Memory {
 /// KVM exits of a process' machine so far, as KVM counts them (all vCPUs, all reasons).
 ///
 /// `None` where debugfs is not mounted at `/sys/kernel/debug` or not readable.
+#[must_use]
 pub fn kvm_exits(pid: u32) -> Option<u64> {
     let prefix = format!("{pid}-");
     let machine = fs::read_dir("/sys/kernel/debug/kvm")
@@ -57,6 +71,19 @@ fn read_counter(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// Memory of this host that can still be had, in MiB.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn available_mib() -> Result<u64, Error> {
+    let text = fs::read_to_string("/proc/meminfo").doing("reading /proc/meminfo")?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok())
+        .map(|kib| kib / 1024)
+        .ok_or_else(|| Error::Missing("/proc/meminfo has no MemAvailable".into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,12 +94,27 @@ mod tests {
 7f00-7f01 rw-p 00000000 00:00 0\n\
 Size:             131072 kB\n\
 Rss:               20000 kB\n\
-Pss:               20000 kB\n\
+Pss:               15000 kB\n\
+Shared_Clean:      10000 kB\n\
+Private_Dirty:     10000 kB\n\
 55aa-55ab r-xp 00000000 fe:00 12 /usr/bin/vmm\n\
 Size:               1200 kB\n\
 Rss:                 900 kB\n\
-Pss:                 450 kB\n";
-        let memory = sum_smaps(smaps, 65536);
-        assert_eq!(memory, Memory { pss_kib: 450, guest_rss_kib: 20000 });
+Pss:                 450 kB\n\
+Shared_Clean:        900 kB\n\
+Private_Clean:         0 kB\n";
+        let expected = Memory {
+            overhead_pss: 450,
+            guest_rss: 20000,
+            pss: 15450,
+            private: 10000,
+            shared: 10900,
+        };
+        assert_eq!(sum_smaps(smaps, 65536), expected);
+    }
+
+    #[test]
+    fn the_host_tells_what_is_left() {
+        assert!(available_mib().unwrap() > 0);
     }
 }

@@ -1,5 +1,6 @@
 //! Command line of `coppice`: arguments here, one module per command.
 
+mod bench;
 mod checkpoint;
 mod clone;
 mod command;
@@ -118,6 +119,9 @@ enum Command {
     /// Make, list and remove the API keys that `serve` asks for
     #[command(after_help = key::HELP)]
     Key(key::Args),
+    /// Measure boots, restores, clones and more, beside peers
+    #[command(after_help = bench::EXAMPLES, after_long_help = bench::long_help())]
+    Bench(Box<bench::Args>),
     /// Print the completions of a shell
     #[command(after_help = manual::COMPLETIONS_HELP)]
     Completions(manual::CompletionsArgs),
@@ -168,6 +172,7 @@ pub(crate) fn main() -> ExitCode {
             Command::Serve(args) => serve::run(args).await,
             Command::Template(args) => template::run(args).await,
             Command::Key(args) => key::run(&args),
+            Command::Bench(args) => bench::run(*args).await,
             Command::Completions(args) => manual::completions(&args),
             Command::Man(args) => manual::pages(&args),
         }

@@ -1,195 +1,265 @@
-//! The peer's side: Firecracker over its API socket.
+//! Firecracker, by its API socket and, for boots, by its configuration file.
+//!
+//! Its snapshots refer to disks and sockets by path. Every machine has a directory of its own, in
+//! which the process is started, and all paths are relative to it, so that any number of machines
+//! can be made of one snapshot. Each has a copy of the disk, made ahead of the clock.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::process::{Command as Program, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use rustix::fs::inotify;
 use serde_json::{Value, json};
 
-use super::Setup;
+use super::console::{Console, readable};
+use super::http::Call;
+use super::vsock::{self, Ready};
+use super::{
+    Boot, Contender, Extent, Feature, Guest, Host, Place, Saved, Saving, Vm,
+    agent_cmdline, console_cmdline, directory, text, version_of,
+};
+use crate::agent::{self, Command, Head};
+use crate::clock::Clock;
+use crate::error::{Doing as _, Error};
+use crate::model;
+use crate::process::Process;
 
-/// Files of one guest and its snapshot. The snapshot refers to them by path, so there is one
-/// machine at a time.
+const API: &str = "api.sock";
+const VSOCK: &str = "vsock";
+const DISK: &str = "disk";
+const CONFIG: &str = "machine.json";
+const STATE: &str = "state";
+const MEMORY: &str = "memory";
+
+/// `firecracker`.
 #[derive(Debug)]
-pub(super) struct Files {
-    /// The guest's vsock socket.
-    pub(super) vsock: PathBuf,
-    api: PathBuf,
-    disk: PathBuf,
-    saved_disk: PathBuf,
-    spare_disk: PathBuf,
-    config: PathBuf,
-    state: PathBuf,
-    memory: PathBuf,
-    /// Tells of new files beside these. It is kept: to close it takes the kernel many milliseconds.
-    watch: OwnedFd,
+pub struct Firecracker {
+    name: String,
+    program: PathBuf,
+    host: Arc<Host>,
 }
 
-impl Files {
-    /// Names them, in the scratch directory.
-    ///
-    /// # Errors
-    /// When that cannot be watched.
-    pub(super) fn new(setup: &Setup) -> anyhow::Result<Self> {
-        let name = |name: &str| setup.scratch.join(name);
-        let watch = inotify::init(inotify::CreateFlags::CLOEXEC)?;
-        inotify::add_watch(&watch, &setup.scratch, inotify::WatchFlags::CREATE)?;
-        Ok(Self {
-            vsock: name("firecracker.vsock"),
-            api: name("firecracker.api"),
-            disk: name("firecracker.disk"),
-            saved_disk: name("firecracker.disk.saved"),
-            spare_disk: name("firecracker.disk.spare"),
-            config: name("firecracker.json"),
-            state: name("firecracker.state"),
-            memory: name("firecracker.memory"),
-            watch,
-        })
+impl Firecracker {
+    /// The program at an absolute path.
+    #[must_use]
+    pub fn new(name: String, program: PathBuf, host: Arc<Host>) -> Self {
+        Self { name, program, host }
     }
 
-    /// Puts a copy of the disk as it was at the snapshot aside, for the next restore.
-    ///
-    /// # Errors
-    /// When it cannot be copied.
-    pub(super) fn copy_disk(&self) -> anyhow::Result<()> {
-        fs::copy(&self.saved_disk, &self.spare_disk).context("the disk cannot be copied")?;
-        Ok(())
+    fn start(&self, place: &Place, args: &[&str], console: Stdio) -> Result<Process, Error> {
+        let mut command = Program::new(&self.program);
+        command.args(["--level", "Error"]).args(args);
+        command.stdin(Stdio::null()).stdout(console);
+        self.host.group.start(command, place.path(), None)
     }
+
+    /// Starts it and waits until its API socket is there.
+    fn start_with_api(&self, place: Place, args: &[&str], guest: &Guest) -> Result<Peer, Error> {
+        let args: Vec<_> = ["--api-sock", API].iter().chain(args).copied().collect();
+        let process = self.start(&place, &args, Stdio::null())?;
+        let api = place.file(API);
+        let watch = place.watch.as_ref();
+        let watch = watch.ok_or_else(|| Error::Missing("nothing watches the directory".into()))?;
+        let mut buffer = [MaybeUninit::uninit(); 1024];
+        let mut created = inotify::Reader::new(watch, &mut buffer);
+        while !api.exists() {
+            if !readable(watch, guest.limit)? {
+                return Err(Error::Late("firecracker made no API socket".into()));
+            }
+            created.next().doing("waiting for the API socket of firecracker")?;
+        }
+        Ok(Peer { process, console: None, limit: guest.limit, place, host: self.host.clone() })
+    }
+}
+
+impl Contender for Firecracker {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn about(&self) -> model::Contender {
+        model::Contender {
+            name: self.name.clone(),
+            version: version_of(&self.program),
+            program: self.program.display().to_string(),
+            kind: "firecracker".into(),
+        }
+    }
+
+    fn lacks(&self, _feature: Feature) -> Option<&'static str> {
+        None
+    }
+
+    fn place(&self, guest: &Guest, from: Option<&Saved>) -> Result<Place, Error> {
+        let mut place = Place::new(&self.host, "firecracker.")?;
+        let disk = match from {
+            Some(saved) => saved.directory()?.join(DISK),
+            None => guest.image.clone(),
+        };
+        fs::copy(disk, place.file(DISK)).doing("copying a disk")?;
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).doing("watching a directory")?;
+        inotify::add_watch(&watch, place.path(), inotify::WatchFlags::CREATE)
+            .doing("watching a directory")?;
+        place.watch = Some(watch);
+        Ok(place)
+    }
+
+    fn boot_to_console(
+        &self,
+        guest: &Guest,
+        token: &str,
+        place: Place,
+        clock: &mut Clock,
+    ) -> Result<Box<dyn Vm>, Error> {
+        let cmdline = console_cmdline("", token);
+        let config = config(guest, text(&guest.image)?, true, false, &cmdline)?;
+        fs::write(place.file(CONFIG), config.to_string()).doing("writing a configuration")?;
+        let (console, output) = std::io::pipe().doing("making a pipe")?;
+        let process = self.start(&place, &["--no-api", "--config-file", CONFIG], output.into())?;
+        clock.mark("started");
+        let console = Some(Console::new(console));
+        let host = self.host.clone();
+        Ok(Box::new(Peer { process, console, limit: guest.limit, place, host }))
+    }
+
+    fn boot(&self, guest: &Guest, how: Boot, clock: &mut Clock) -> Result<Box<dyn Vm>, Error> {
+        let Boot { place, diff } = how;
+        let mut config = config(guest, DISK, false, diff, &agent_cmdline())?;
+        config["vsock"] = json!({ "guest_cid": 3, "uds_path": VSOCK });
+        fs::write(place.file(CONFIG), config.to_string()).doing("writing a configuration")?;
+        let ready = Ready::listen(&place.file(VSOCK), guest.limit)?;
+        let vm = self.start_with_api(place, &["--config-file", CONFIG], guest)?;
+        clock.mark("started");
+        ready.wait()?;
+        clock.mark("ready");
+        Ok(Box::new(vm))
+    }
+
+    fn restore(
+        &self,
+        guest: &Guest,
+        from: &Saved,
+        place: Place,
+        clock: &mut Clock,
+    ) -> Result<Box<dyn Vm>, Error> {
+        let saved = from.directory()?;
+        let vm = self.start_with_api(place, &[], guest)?;
+        clock.mark("started");
+        let load = json!({
+            "snapshot_path": text(&saved.join(STATE))?,
+            "mem_backend": { "backend_type": "File", "backend_path": text(&saved.join(MEMORY))? },
+            "resume_vm": true,
+        });
+        vm.call("PUT", "/snapshot/load", &load)?;
+        clock.mark("running");
+        Ok(Box::new(vm))
+    }
+}
+
+fn config(
+    guest: &Guest,
+    disk: &str,
+    read_only: bool,
+    track_dirty_pages: bool,
+    cmdline: &str,
+) -> Result<Value, Error> {
+    Ok(json!({
+        "boot-source": { "kernel_image_path": text(&guest.kernel)?, "boot_args": cmdline },
+        "drives": [{
+            "drive_id": "root", "path_on_host": disk,
+            "is_root_device": true, "is_read_only": read_only,
+        }],
+        "machine-config": {
+            "vcpu_count": guest.vcpus, "mem_size_mib": guest.memory_mib,
+            "track_dirty_pages": track_dirty_pages,
+        },
+    }))
 }
 
 /// A `firecracker` process.
 #[derive(Debug)]
-pub(super) struct Vmm {
-    child: Child,
+struct Peer {
+    process: Process,
+    console: Option<Console>,
+    limit: Duration,
+    host: Arc<Host>,
+    place: Place,
 }
 
-impl Vmm {
-    /// Boots the guest.
-    pub(super) fn boot(
-        setup: &Setup,
-        program: &Path,
-        files: &Files,
-        cmdline: &str,
-    ) -> anyhow::Result<Self> {
-        fs::copy(&setup.image, &files.disk).context("the image cannot be copied")?;
-        let config = json!({
-            "boot-source": { "kernel_image_path": setup.kernel, "boot_args": cmdline },
-            "drives": [{
-                "drive_id": "root", "path_on_host": files.disk,
-                "is_root_device": true, "is_read_only": false,
-            }],
-            "machine-config": {
-                "vcpu_count": setup.vcpus, "mem_size_mib": setup.memory_mib,
-            },
-            "vsock": { "guest_cid": 3, "uds_path": files.vsock },
-        });
-        fs::write(&files.config, config.to_string())
-            .context("the configuration cannot be written")?;
-        Self::start(program, files, &["--config-file", &files.config.to_string_lossy()])
-    }
-
-    /// Makes a machine from the snapshot, with the disk put aside for it, and lets it run.
-    pub(super) fn restore(program: &Path, files: &Files) -> anyhow::Result<Self> {
-        fs::rename(&files.spare_disk, &files.disk).context("the disk cannot be brought back")?;
-        let _ = fs::remove_file(&files.vsock);
-        let vmm = Self::start(program, files, &[])?;
-        let load = json!({
-            "snapshot_path": files.state,
-            "mem_backend": { "backend_type": "File", "backend_path": files.memory },
-            "resume_vm": true,
-        });
-        call(&files.api, "PUT", "/snapshot/load", &load)?;
-        Ok(vmm)
-    }
-
-    /// Executes the VMM and waits until its API socket is there.
-    fn start(program: &Path, files: &Files, args: &[&str]) -> anyhow::Result<Self> {
-        let _ = fs::remove_file(&files.api);
-        let child = Command::new(program)
-            .args(["--level", "Error", "--api-sock"])
-            .arg(&files.api)
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .with_context(|| format!("{} does not start", program.display()))?;
-        let vmm = Self { child };
-        let mut buffer = [MaybeUninit::uninit(); 1024];
-        let mut created = inotify::Reader::new(&files.watch, &mut buffer);
-        while !files.api.exists() {
-            created.next().context("the API socket cannot be waited for")?;
-        }
-        Ok(vmm)
-    }
-
-    /// Takes a full snapshot; gives the milliseconds of pause, snapshot and resume.
-    pub(super) fn snapshot(&self, files: &Files) -> anyhow::Result<f64> {
-        let paused = Instant::now();
-        call(&files.api, "PATCH", "/vm", &json!({ "state": "Paused" }))?;
-        let create = json!({
-            "snapshot_type": "Full",
-            "snapshot_path": files.state,
-            "mem_file_path": files.memory,
-        });
-        call(&files.api, "PUT", "/snapshot/create", &create)?;
-        let pause_ms = super::millis(paused);
-        fs::copy(&files.disk, &files.saved_disk).context("the disk cannot be copied")?;
-        call(&files.api, "PATCH", "/vm", &json!({ "state": "Resumed" }))?;
-        Ok(pause_ms)
-    }
-
-    /// Ends the process; returns when it is gone.
-    pub(super) fn kill(mut self) -> anyhow::Result<()> {
-        self.child.kill().context("the VMM cannot be killed")?;
-        self.child.wait().context("the VMM cannot be waited for")?;
-        Ok(())
+impl Peer {
+    fn call(&self, method: &str, path: &str, body: &Value) -> Result<(), Error> {
+        let stream = connect(&self.place.file(API))?;
+        vsock::limit_reads(&stream, self.limit)?;
+        let call = Call {
+            who: "firecracker",
+            method,
+            path,
+            host: "localhost",
+            more: "",
+            body: Some(body),
+        };
+        call.make(stream).map(drop)
     }
 }
 
-impl Drop for Vmm {
-    fn drop(&mut self) {
-        // Already gone is as good as killed.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Makes a call of the API that answers without a body.
-fn call(api: &Path, method: &str, path: &str, body: &Value) -> anyhow::Result<()> {
-    let body = body.to_string();
-    let length = body.len();
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\naccept: application/json\r\n\
-         content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
-    );
-    // Between its creation and the first accept the socket may refuse.
-    let mut stream = loop {
+/// Connects to the API socket; between its creation and its first accept it may refuse.
+fn connect(api: &Path) -> Result<UnixStream, Error> {
+    loop {
         match UnixStream::connect(api) {
-            Ok(stream) => break stream,
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                 std::thread::yield_now();
             }
-            Err(error) => return Err(error).context("the API socket does not answer"),
-        }
-    };
-    stream.write_all(request.as_bytes()).context("the API takes no request")?;
-    let mut answer = Vec::new();
-    let mut piece = [0; 4096];
-    while !answer.windows(4).any(|end| end == b"\r\n\r\n") {
-        match stream.read(&mut piece).context("the API does not answer")? {
-            0 => break,
-            count => answer.extend_from_slice(piece.get(..count).unwrap_or_default()),
+            result => return result.doing("connecting to the API socket of firecracker"),
         }
     }
-    if !answer.starts_with(b"HTTP/1.1 204 ") {
-        bail!("{method} {path} failed: {}", String::from_utf8_lossy(&answer));
+}
+
+impl Vm for Peer {
+    fn pid(&self) -> Option<u32> {
+        Some(self.process.id())
     }
-    Ok(())
+
+    fn wait_for_line(&mut self, token: &str) -> Result<(), Error> {
+        let console = self.console.as_mut();
+        let console = console.ok_or_else(|| Error::Missing("there is no console".into()))?;
+        console.wait_for(token, self.limit)
+    }
+
+    fn run(&self, command: &Command, on_output: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        let stream = vsock::connect(&self.place.file(VSOCK), self.limit)?;
+        agent::run(stream, &Head::default(), command, self.limit, on_output)
+    }
+
+    /// Pauses, saves, copies the disk and resumes. The copy of the disk, which is not its doing, is
+    /// not within the time that it stood still.
+    fn save(&mut self, _guest: &Guest, extent: Extent) -> Result<(Saved, Saving), Error> {
+        let directory = directory(&self.host, "firecracker-saved.")?;
+        let paused = Instant::now();
+        self.call("PATCH", "/vm", &json!({ "state": "Paused" }))?;
+        let kind = if extent == Extent::Diff { "Diff" } else { "Full" };
+        let create = json!({
+            "snapshot_type": kind,
+            "snapshot_path": text(&directory.path().join(STATE))?,
+            "mem_file_path": text(&directory.path().join(MEMORY))?,
+        });
+        self.call("PUT", "/snapshot/create", &create)?;
+        let saved_ms = paused.elapsed();
+        fs::copy(self.place.file(DISK), directory.path().join(DISK)).doing("copying a disk")?;
+        let resumed = Instant::now();
+        self.call("PATCH", "/vm", &json!({ "state": "Resumed" }))?;
+        let pause_ms = (saved_ms + resumed.elapsed()).as_secs_f64() * 1000.0;
+        Ok((Saved::Files(Arc::new(directory)), Saving { pause_ms, total_ms: pause_ms }))
+    }
+
+    fn settle(&mut self) {
+        self.place.watch = None;
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        self.process.kill()
+    }
 }

@@ -1,0 +1,16 @@
+//! `coppice bench`: measures this product, and any peer beside it.
+
+pub mod agent;
+pub mod cache;
+pub mod clock;
+pub mod contender;
+mod error;
+pub mod host;
+pub mod model;
+pub mod observe;
+pub mod process;
+pub mod scenario;
+pub mod schedule;
+mod sys;
+
+pub use error::Error;
