@@ -21,14 +21,21 @@ const CRATE_EDGES: &[(&str, &[&str])] = &[
     // The micro-guests serve its tests.
     ("coppice-vmm", &["coppice-vmm-protocol", "coppice-image", "coppice-micro"]),
     ("coppice-agent", &["coppice-agent-protocol"]),
+    ("coppice-bench", &["coppice-vmm-protocol", "coppice-agent-protocol"]),
     // The micro-guests serve its tests.
     (
         "coppice",
-        &["coppice-vmm-protocol", "coppice-agent-protocol", "coppice-image", "coppice-micro"],
+        &[
+            "coppice-vmm-protocol",
+            "coppice-agent-protocol",
+            "coppice-image",
+            "coppice-bench",
+            "coppice-micro",
+        ],
     ),
     ("coppice-lab", &[]),
     ("coppice-inject", &[]),
-    ("xtask", &["coppice-lab"]),
+    ("xtask", &["coppice-bench", "coppice-lab"]),
     (
         "coppice-benches",
         &[
@@ -299,6 +306,7 @@ fn every_crate_holds_the_workspace_lints() {
         "guest-agent",
         "guest-agent/protocol",
         "manager",
+        "manager/bench",
         "tests",
         "benches",
         "xtask",

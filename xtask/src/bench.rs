@@ -1,4 +1,7 @@
-//! `cargo xtask bench`: takes the measuring program to the right lane and reports what it saw.
+//! `cargo xtask bench`: takes `coppice bench` to the right lane and tells the figures that count.
+
+mod bring;
+mod revision;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,14 +10,24 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
+use coppice_bench::measures;
+use coppice_bench::model::Report;
 use coppice_lab::{HostKernel, Lab, LaneChoice, Options, paths};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use crate::artifacts;
 use crate::kernel::{self, Flavour, Series};
-use crate::{artifacts, command};
 
-/// Longest wall-clock time of one round; a guest that hangs ends with it.
-const LIMIT: Duration = Duration::from_secs(180);
+/// Longest wall-clock time of a whole run; a nested machine that hangs ends with it, and what was
+/// measured until then is reported as not complete.
+const LIMIT: Duration = Duration::from_secs(2 * 3600);
+
+/// Longest time for one answer, by the clock of the lane. One that counts instructions goes slowly.
+const ANSWER_SECS: u32 = 60;
+const VIRTUAL_ANSWER_SECS: u32 = 10;
+
+/// Scenarios that are measured unless others are named.
+const SCENARIOS: [&str; 4] = ["boot", "restore", "rollback", "checkpoint"];
 
 /// Memory of the nested machine. Machines are shared by configuration: a size of its own keeps
 /// other users of the lab off the benchmark's machine.
@@ -38,14 +51,23 @@ pub(crate) enum BenchLane {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Times of the virtual lane count one nanosecond for each instruction of \
                         the host kernel, the VMM and the guest together. They do not see cache \
-                        misses or what a hardware VM exit costs.")]
+                        misses or what a hardware VM exit costs. What is measured, and how, is in \
+                        docs/benchmarking.md.")]
 pub(crate) struct Args {
+    /// Scenarios of `coppice bench` [default: boot restore rollback checkpoint]
+    #[arg(value_name = "SCENARIO")]
+    scenarios: Vec<String>,
     /// Where to measure
     #[arg(long, value_enum, default_value = "virtual")]
     lane: BenchLane,
-    /// A peer to measure beside Coppice, as firecracker=PATH (a static binary)
+    /// A peer to measure beside Coppice, as firecracker=PATH (a static binary); QEMU is one wherever
+    /// it is installed
     #[arg(long, value_name = "NAME=PATH")]
     peer: Vec<String>,
+    /// Measure another revision of this project beside this one, in the same session; both have
+    /// this one's guests
+    #[arg(long, value_name = "REV")]
+    ab: Option<String>,
     /// Have the nested machine run the kernel of Debian's backports, with newer features of KVM
     #[arg(long)]
     backports: bool,
@@ -55,18 +77,24 @@ pub(crate) struct Args {
     /// Guest kernel flavour
     #[arg(long, value_enum, default_value = "micro")]
     flavour: Flavour,
-    /// Guest memory in MiB
-    #[arg(long, default_value_t = 128)]
-    memory: u32,
-    /// vCPUs of the guest
-    #[arg(long, default_value_t = 1)]
-    cpus: u8,
-    /// Samples of each contender; more are taken first and dropped [default: 5; micro: 50]
+    /// Guest memory in MiB; several with commas between
+    #[arg(long, default_value = "128")]
+    memory: String,
+    /// vCPUs of the guest; several with commas between
+    #[arg(long, default_value = "1")]
+    cpus: String,
+    /// Rounds that count [default: 5; micro: 50]
     #[arg(short, value_parser = clap::value_parser!(u16).range(1..))]
     n: Option<u16>,
     /// Print one JSON object as the last line
     #[arg(long)]
     json: bool,
+    /// Directory for the report, the samples and the page [default: target/coppice/bench]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// More arguments for `coppice bench`
+    #[arg(last = true)]
+    more: Vec<String>,
 }
 
 /// Builds what is measured, measures it, and reports.
@@ -77,6 +105,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     artifacts::build_binaries()?;
     let kernel = kernel::ensure(args.flavour, args.series)?.join("vmlinux");
     let tiny = artifacts::tiny_image()?;
+    let other = args.ab.as_deref().map(revision::build).transpose()?;
     let options = Options {
         virtual_time: args.lane == BenchLane::Virtual,
         memory_mib: BENCH_MEMORY_MIB,
@@ -88,48 +117,121 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let lab = Lab::open(choice, &options)?;
     eprintln!("bench: lane {} ({})", lab.lane(), lab.reason());
     let scratch = lab.scratch()?;
-    let root = boot_root(&scratch)?;
-    let memory = args.memory.to_string();
-    let mut common = vec!["--kernel".to_owned(), text(&kernel)];
-    common.extend(["--memory".into(), memory]);
-    let mut machine = vec!["--vmm".to_owned(), text(&release("coppice-vmm"))];
-    machine.extend(["--cpus".into(), args.cpus.to_string()]);
-    for peer in &args.peer {
-        machine.extend(["--peer".into(), bring_peer(peer, &scratch)?]);
+    let mut wanted = args.peer.clone();
+    wanted.extend(other.map(|(name, path)| format!("coppice@{name}={}", path.display())));
+    let limit = if args.lane == BenchLane::Virtual { VIRTUAL_ANSWER_SECS } else { ANSWER_SECS };
+    let mut common = vec![
+        "--kernel".into(),
+        text(&kernel),
+        "--image".into(),
+        text(&tiny),
+        "-n".into(),
+        args.n.unwrap_or(5).to_string(),
+        "--memory".into(),
+        args.memory.clone(),
+        "--cpus".into(),
+        args.cpus.clone(),
+        "--limit".into(),
+        limit.to_string(),
+    ];
+    for peer in bring::peers(&lab, &wanted, &scratch)? {
+        common.extend(["--peer".into(), peer]);
     }
-    let all = |what: &str, own: &[String], parts: &[&[String]]| {
-        let mut argv = vec![what.to_owned()];
-        argv.extend_from_slice(own);
-        parts.iter().for_each(|part| argv.extend_from_slice(part));
-        argv
+    let session = Session { lab: &lab, scratch: &scratch, common };
+    let scenarios: Vec<_> = match args.scenarios.is_empty() {
+        true => SCENARIOS.map(str::to_owned).to_vec(),
+        false => args.scenarios.clone(),
     };
-    let image = ["--image".to_owned(), text(&tiny)];
-    let boot = all("boot", &["--root".into(), text(&root)], &[&common, &machine]);
-    let coppice = ["--coppice".to_owned(), text(&release("coppice"))];
-    let first = all("first-output", &coppice, &[&common, &image]);
-    let restore = all("restore", &image, &[&common, &machine]);
-    let mut series = Samples::new(&lab, args.n.unwrap_or(5).into());
-    if lab.lane().is_nested() {
-        huge_pages(&lab, "never")?;
-        series.take(&boot, "overhead with huge pages off", |sample| {
-            sample.retain(|name, _| name == "contender" || name == "pss_kib");
-        })?;
-        huge_pages(&lab, "always")?;
-        series.take(&boot, "boot", |sample| {
-            sample.remove("pss_kib");
-        })?;
-    } else {
-        series.take(&boot, "boot", |_| ())?;
-    }
-    series.take(&first, "first output", |_| ())?;
-    series.take(&restore, "restore", |_| ())?;
-    let report = series.report()?;
+    let report = measure(&session, &scenarios, args)?;
+    let out = args.out.clone().unwrap_or_else(|| paths::target_dir().join("coppice/bench"));
+    session.keep(&out)?;
+    eprintln!("bench: report in {}", out.display());
+    let measures = measures::of(&report);
     if args.json {
-        println!("{report}");
+        println!("{measures}");
     } else {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        println!("{}", serde_json::to_string_pretty(&measures)?);
     }
-    Ok(if series.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let well = report.complete && report.failures.is_empty();
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Measures everything. In the nested machine, what a VMM takes is measured in a pass of its own,
+/// with huge pages off, because one page of 2 MiB more or less would hide it; stock kernels have
+/// them on, which is what all else is measured with.
+fn measure(session: &Session<'_>, scenarios: &[String], args: &Args) -> anyhow::Result<Report> {
+    let boots = scenarios.iter().any(|scenario| scenario == "boot" || scenario == "all");
+    if !session.lab.lane().is_nested() || !boots {
+        return session.run(scenarios, &args.more);
+    }
+    huge_pages(session.lab, "never")?;
+    let overhead = session.run(&["boot".into()], &["--no-noise".into()])?;
+    huge_pages(session.lab, "always")?;
+    let mut report = session.run(scenarios, &args.more)?;
+    let small = |metric: &str| metric == OVERHEAD;
+    report.series.retain(|series| !small(&series.metric));
+    report.series.extend(overhead.series.into_iter().filter(|series| small(&series.metric)));
+    report.failures.extend(overhead.failures);
+    Ok(report)
+}
+
+/// What is measured with huge pages off.
+const OVERHEAD: &str = "overhead_pss_kib";
+
+/// Runs of `coppice bench` in one lane.
+struct Session<'a> {
+    lab: &'a Lab,
+    scratch: &'a Path,
+    common: Vec<String>,
+}
+
+impl Session<'_> {
+    fn out(&self) -> PathBuf {
+        self.scratch.join("bench")
+    }
+
+    /// Runs it; a run that was broken off gives the report that it left.
+    fn run(&self, scenarios: &[String], more: &[String]) -> anyhow::Result<Report> {
+        let path = self.out().join("report.json");
+        let _ = fs::remove_file(&path);
+        let mut argv = vec![text(&release("coppice")), "bench".to_owned()];
+        argv.extend_from_slice(scenarios);
+        argv.extend_from_slice(&self.common);
+        argv.extend(["--out".into(), text(&self.out())]);
+        argv.extend_from_slice(more);
+        let command = self.lab.command(argv).env("COPPICE_REVISION", this_revision());
+        let mut table = Vec::new();
+        match command.timeout(LIMIT).run_to(&mut table, &mut std::io::stderr().lock()) {
+            Ok(exit) if exit.status.success() => {}
+            Ok(exit) => eprintln!("bench: coppice bench ended with {}", exit.status),
+            Err(error) => eprintln!("bench: BROKEN OFF: {error}"),
+        }
+        eprint!("{}", String::from_utf8_lossy(&table));
+        let text = fs::read(&path).context("coppice bench left no report; see above")?;
+        serde_json::from_slice(&text).context("the report of coppice bench is not understood")
+    }
+
+    /// Copies what the last run wrote.
+    fn keep(&self, out: &Path) -> anyhow::Result<()> {
+        fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
+        for entry in fs::read_dir(self.out()).context("there is no report")? {
+            let entry = entry.context("there is no report")?;
+            fs::copy(entry.path(), out.join(entry.file_name()))
+                .with_context(|| format!("{} cannot be written", out.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// This checkout's commit, with a plus if files differ from it.
+fn this_revision() -> String {
+    let git = |args: &[&str]| {
+        let output = Command::new("git").arg("-C").arg(paths::checkout()).args(args).output();
+        output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_default();
+    let changed = git(&["status", "--porcelain"]).is_ok_and(|text| !text.is_empty());
+    format!("{commit}{}", if changed { "+" } else { "" })
 }
 
 /// Measures micro-guests on this host. The table goes to standard error.
@@ -158,103 +260,6 @@ fn huge_pages(lab: &Lab, mode: &str) -> anyhow::Result<()> {
         bail!("transparent huge pages cannot be set to {mode}: {}", exit.status);
     }
     Ok(())
-}
-
-/// Samples taken so far, raw.
-struct Samples<'lab> {
-    lab: &'lab Lab,
-    rounds: usize,
-    raw: String,
-    failed: usize,
-}
-
-impl<'lab> Samples<'lab> {
-    fn new(lab: &'lab Lab, rounds: usize) -> Self {
-        Self { lab, rounds, raw: String::new(), failed: 0 }
-    }
-
-    /// Runs the measuring program once for each round and once before, whose figures are dropped.
-    /// A round that fails or hangs is reported and counted, never replaced.
-    fn take(
-        &mut self,
-        args: &[String],
-        what: &str,
-        mut trim: impl FnMut(&mut Map<String, Value>),
-    ) -> anyhow::Result<()> {
-        for round in 0..=self.rounds {
-            let mut argv = vec![text(&release("coppice-bench"))];
-            argv.extend(args.iter().cloned());
-            let mut out = Vec::new();
-            let errors = &mut std::io::stderr().lock();
-            match self.lab.command(argv).timeout(LIMIT).run_to(&mut out, errors) {
-                Ok(exit) if exit.status.success() => {}
-                Ok(exit) => self.fail(what, round, &exit.status.to_string()),
-                Err(error) => self.fail(what, round, &error.to_string()),
-            }
-            for line in String::from_utf8_lossy(&out).lines() {
-                let mut sample: Map<String, Value> =
-                    serde_json::from_str(line).with_context(|| format!("not a sample: {line}"))?;
-                eprintln!("bench: {what}, round {round}: {line}");
-                trim(&mut sample);
-                if round > 0 {
-                    self.raw.push_str(&serde_json::to_string(&sample)?);
-                    self.raw.push('\n');
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn fail(&mut self, what: &str, round: usize, why: &str) {
-        eprintln!("bench: {what}, round {round} FAILED: {why}");
-        self.failed += 1;
-    }
-
-    /// Keeps the raw samples and has them summarised.
-    fn report(&self) -> anyhow::Result<Value> {
-        let raw = paths::target_dir().join("coppice/bench.jsonl");
-        fs::write(&raw, &self.raw)
-            .with_context(|| format!("{} cannot be written", raw.display()))?;
-        eprintln!("bench: raw samples in {}", raw.display());
-        let input = fs::File::open(&raw).context("the raw samples cannot be read")?;
-        let output = Command::new(release("coppice-bench"))
-            .arg("report")
-            .stdin(input)
-            .output()
-            .context("the measuring program does not start")?;
-        if !output.status.success() {
-            bail!("no report: {}", String::from_utf8_lossy(&output.stderr));
-        }
-        let mut report: Map<String, Value> = serde_json::from_slice(&output.stdout)?;
-        report.insert("lane".into(), self.lab.lane().name().into());
-        report.insert("failed_rounds".into(), self.failed.into());
-        Ok(Value::Object(report))
-    }
-}
-
-/// A small read-only root file system whose init is the benchmark's.
-fn boot_root(scratch: &Path) -> anyhow::Result<PathBuf> {
-    let tree = tempfile::tempdir().context("no temporary directory")?;
-    for dir in ["dev", "proc", "sys"] {
-        fs::create_dir(tree.path().join(dir)).context("the root cannot be filled")?;
-    }
-    fs::copy(release("bench-init"), tree.path().join("bench-init"))
-        .context("the benchmark's init cannot be copied")?;
-    let image = scratch.join("bench-root.ext4");
-    let _ = fs::remove_file(&image);
-    let mut mke2fs = Command::new("mke2fs");
-    mke2fs.args(["-q", "-t", "ext4", "-O", "^has_journal", "-d"]).arg(tree.path());
-    mke2fs.arg(&image).arg("8M");
-    command::run(&mut mke2fs)?;
-    Ok(image)
-}
-
-/// Copies a peer's binary to where the lane sees it.
-fn bring_peer(peer: &str, scratch: &Path) -> anyhow::Result<String> {
-    let (name, path) = peer.split_once('=').context("--peer wants NAME=PATH")?;
-    let copy = scratch.join(format!("peer-{name}"));
-    fs::copy(path, &copy).with_context(|| format!("{path} cannot be copied"))?;
-    Ok(format!("{name}={}", copy.display()))
 }
 
 fn release(name: &str) -> PathBuf {

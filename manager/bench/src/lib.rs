@@ -6,6 +6,7 @@ pub mod clock;
 pub mod contender;
 mod error;
 pub mod host;
+pub mod measures;
 pub mod model;
 pub mod observe;
 pub mod process;

@@ -4,13 +4,36 @@
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::time::Duration;
 
 /// Any context ID, for a socket that listens.
 pub(crate) const ANY_CID: u32 = libc::VMADDR_CID_ANY;
 
-/// Connects a vsock stream socket to a port of a guest.
-pub(crate) fn vsock_connect(cid: u32, port: u32) -> io::Result<OwnedFd> {
+/// `SO_VM_SOCKETS_CONNECT_TIMEOUT` of `linux/vm_sockets.h`.
+const CONNECT_TIMEOUT: libc::c_int = 6;
+
+/// Connects a vsock stream socket to a port of a guest, which may take so long.
+pub(crate) fn vsock_connect(cid: u32, port: u32, limit: Duration) -> io::Result<OwnedFd> {
+    let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
     let socket = vsock_socket()?;
+    let limit = libc::timeval {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).map_err(invalid)?,
+        tv_usec: libc::suseconds_t::from(limit.subsec_micros()),
+    };
+    let length = libc::socklen_t::try_from(size_of::<libc::timeval>()).map_err(invalid)?;
+    // SAFETY: `limit` has `length` bytes, which the call only reads.
+    let ret = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::AF_VSOCK,
+            CONNECT_TIMEOUT,
+            (&raw const limit).cast(),
+            length,
+        )
+    };
+    if ret < 0 {
+        return Err(io::Error::last_os_error());
+    }
     let (address, length) = vsock_address(cid, port)?;
     // SAFETY: `address` is a whole address of `length` bytes, which the call only reads.
     let ret =

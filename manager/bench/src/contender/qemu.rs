@@ -40,6 +40,9 @@ const QMP: &str = "qmp.sock";
 /// More than any disk or memory takes: saving is not to be throttled.
 const NO_LIMIT: u64 = 1 << 42;
 
+/// How long the first try to connect to a guest may take.
+const FIRST_TRY: Duration = Duration::from_millis(10);
+
 /// `qemu-system-x86_64`.
 #[derive(Debug)]
 pub struct Qemu {
@@ -222,17 +225,19 @@ impl Peer {
         self.qmp.as_mut().ok_or_else(|| Error::Missing("this QEMU has no control socket".into()))
     }
 
-    /// Connects to the agent. A guest that is told of its restore resets its streams, so the first
-    /// ones may end before anything was said.
+    /// Connects to the agent. Until a restored guest has heard of its new context ID its answers
+    /// are dropped, and nobody repeats them: so the first try is short, and later ones longer.
     fn connect(&self) -> Result<OwnedFd, Error> {
         let started = Instant::now();
+        let mut patience = FIRST_TRY;
         loop {
-            match sys::vsock_connect(self.cid, ENVD_PORT) {
+            match sys::vsock_connect(self.cid, ENVD_PORT, patience.min(self.limit)) {
                 Err(error)
-                    if error.kind() == io::ErrorKind::ConnectionReset
+                    if error.kind() == io::ErrorKind::TimedOut
                         && started.elapsed() < self.limit => {}
                 result => return result.doing("connecting to the guest's vsock"),
             }
+            patience = patience.saturating_mul(2);
         }
     }
 }

@@ -95,7 +95,7 @@ pub(super) struct Args {
     #[arg(value_enum, value_name = "SCENARIO", default_value = "all", hide_possible_values = true)]
     scenarios: Vec<Scenario>,
     /// A peer beside Coppice: firecracker=PATH, qemu=PATH, e2b=URL, or coppice=PATH, another
-    /// coppice-vmm
+    /// coppice-vmm; qemu@old=PATH gives one a name of its own
     #[arg(long = "peer", value_name = "NAME=PATH|URL")]
     peers: Vec<String>,
     /// Measure the peers alone

@@ -126,9 +126,10 @@ fn contenders(
         all.push(Box::new(Coppice::new("coppice".into(), program, host.clone())));
     }
     for (number, peer) in args.peers.iter().enumerate() {
-        let Some((kind, what)) = peer.split_once('=') else { return Err(unknown(peer)) };
-        let kind_taken = all.iter().any(|contender| contender.name() == kind);
-        let name = if kind_taken { format!("{kind}-{}", number + 1) } else { kind.to_owned() };
+        let Some((label, what)) = peer.split_once('=') else { return Err(unknown(peer)) };
+        let (kind, _) = label.split_once('@').unwrap_or((label, ""));
+        let taken = all.iter().any(|contender| contender.name() == label);
+        let name = if taken { format!("{label}-{}", number + 1) } else { label.to_owned() };
         // A copy of each, since two may be called alike.
         let own = || -> Result<PathBuf, Failure> {
             let directory = copied.join(format!("peer-{number}"));
