@@ -1,13 +1,13 @@
 //! The page cache before a sample.
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Advice, fadvise, sync};
 
 use crate::error::{Doing as _, Error};
 
-/// Where files lie whose cache cannot be dropped, as statfs(2) names them.
+/// A file system whose files are memory, as statfs(2) names it.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// What is done to the page cache before every sample.
@@ -65,7 +65,6 @@ impl Cache {
 
 /// Whether files in a directory are memory and nothing else, so that no cache of them can be cold.
 #[must_use]
-pub fn is_memory(directory: &std::path::Path) -> bool {
-    rustix::fs::statfs(directory)
-        .is_ok_and(|statfs| i64::try_from(statfs.f_type).is_ok_and(|kind| kind == TMPFS_MAGIC))
+pub fn is_memory(directory: &Path) -> bool {
+    rustix::fs::statfs(directory).is_ok_and(|statfs| statfs.f_type == TMPFS_MAGIC)
 }

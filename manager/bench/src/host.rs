@@ -23,17 +23,26 @@ pub fn describe(scratch: &Path) -> MachineInfo {
         Some(line.split_once(':')?.1.trim().to_owned())
     };
     tell("cpu", of("model name"));
-    tell("cpus", Some(cpus.lines().filter(|line| line.starts_with("processor")).count().to_string()));
+    tell(
+        "cpus",
+        Some(cpus.lines().filter(|line| line.starts_with("processor")).count().to_string()),
+    );
     let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    tell("memory", memory.lines().next().and_then(|line| Some(line.split_once(':')?.1.trim().into())));
+    tell(
+        "memory",
+        memory.lines().next().and_then(|line| Some(line.split_once(':')?.1.trim().into())),
+    );
     tell("huge_pages", setting("/sys/kernel/mm/transparent_hugepage/enabled"));
     tell("governor", setting("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"));
     tell("smt", setting("/sys/devices/system/cpu/smt/control"));
     tell("ksm", setting("/sys/kernel/mm/ksm/run"));
-    tell("hypervisor", of("flags").map(|flags| {
-        let inside = flags.split_whitespace().any(|flag| flag == "hypervisor");
-        if inside { "runs in a virtual machine" } else { "none seen" }.to_owned()
-    }));
+    tell(
+        "hypervisor",
+        of("flags").map(|flags| {
+            let inside = flags.split_whitespace().any(|flag| flag == "hypervisor");
+            if inside { "runs in a virtual machine" } else { "none seen" }.to_owned()
+        }),
+    );
     tell("load", setting("/proc/loadavg"));
     tell("files", mount_of(scratch));
     MachineInfo(info)

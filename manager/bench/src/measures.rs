@@ -40,7 +40,8 @@ pub fn of(report: &Report) -> Value {
             continue;
         }
         let figures = metrics.iter().filter_map(|(metric, values)| {
-            let figure = json!({ "p50": rank(values, 50)?, "p95": rank(values, 95)?, "n": values.len() });
+            let figure =
+                json!({ "p50": rank(values, 50)?, "p95": rank(values, 95)?, "n": values.len() });
             Some(((*metric).to_owned(), figure))
         });
         told.insert((*contender).to_owned(), Value::Object(figures.collect()));
@@ -68,7 +69,10 @@ pub fn of(report: &Report) -> Value {
 }
 
 /// Ratios of medians, for what both have.
-fn compare(own: &BTreeMap<&str, Vec<f64>>, theirs: &BTreeMap<&str, Vec<f64>>) -> Map<String, Value> {
+fn compare(
+    own: &BTreeMap<&str, Vec<f64>>,
+    theirs: &BTreeMap<&str, Vec<f64>>,
+) -> Map<String, Value> {
     let ratios = own.iter().filter_map(|(metric, ours)| {
         let (ours, theirs) = (rank(ours, 50)?, rank(theirs.get(metric)?, 50)?);
         (theirs > 0.0).then(|| ((*metric).to_owned(), json!(ours / theirs)))
@@ -76,8 +80,9 @@ fn compare(own: &BTreeMap<&str, Vec<f64>>, theirs: &BTreeMap<&str, Vec<f64>>) ->
     ratios.collect()
 }
 
-/// Nearest-rank percentile; `percent` from 1 to 100.
-fn rank(values: &[f64], percent: usize) -> Option<f64> {
+/// Nearest-rank percentile, `percent` from 1 to 100; nothing of nothing.
+#[must_use]
+pub fn rank(values: &[f64], percent: usize) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let rank = (sorted.len() * percent).div_ceil(100).max(1);

@@ -88,11 +88,14 @@ pub struct Results {
 
 /// Measures everything.
 pub fn run(plan: &Plan, contenders: &[Box<dyn Contender>], journal: &mut dyn Journal) -> Results {
-    let mut run = Run { plan, contenders, started: Instant::now(), order: 0, results: Results::default() };
+    let mut run =
+        Run { plan, contenders, started: Instant::now(), order: 0, results: Results::default() };
     for kind in &plan.scenarios {
         for contender in contenders {
-            if let Some(why) = kind.lacking(&**contender) {
-                run.results.left_out.push(failure(*kind, contender.name(), None, why.to_owned()));
+            let part = || kind.gaps(&**contender).map(|why| format!("in part: {why}"));
+            let whole = kind.lacking(&**contender).map(str::to_owned);
+            if let Some(why) = whole.or_else(part) {
+                run.results.left_out.push(failure(*kind, contender.name(), None, why));
             }
         }
     }
@@ -140,12 +143,11 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     /// Everybody who takes part, the first one twice.
     fn seats(&self, kind: Kind) -> Vec<Seat<'a>> {
-        let part = |contender: &&(usize, &'a Box<dyn Contender>)| {
-            kind.lacking(&**contender.1).is_none()
-        };
-        let all: Vec<_> = self.contenders.iter().enumerate().collect();
-        let seat = |&(index, contender): &(usize, &'a Box<dyn Contender>), again: &str| Seat {
-            contender: &**contender,
+        let part = |one: &&(usize, &'a dyn Contender)| kind.lacking(one.1).is_none();
+        let all: Vec<(usize, &'a dyn Contender)> =
+            self.contenders.iter().map(|contender| &**contender).enumerate().collect();
+        let seat = |&(index, contender): &(usize, &'a dyn Contender), again: &str| Seat {
+            contender,
             index,
             name: format!("{}{again}", contender.name()),
             rounds: None,

@@ -36,8 +36,7 @@ pub(crate) fn vsock_connect(cid: u32, port: u32, limit: Duration) -> io::Result<
     }
     let (address, length) = vsock_address(cid, port)?;
     // SAFETY: `address` is a whole address of `length` bytes, which the call only reads.
-    let ret =
-        unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    let ret = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) };
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(socket) }
 }
 
@@ -56,8 +55,7 @@ pub(crate) fn vsock_listen(cid: u32, port: u32) -> io::Result<OwnedFd> {
 
 fn vsock_socket() -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only.
-    let ret =
-        unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    let ret = unsafe { libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     if ret < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -102,8 +102,7 @@ impl Contender for Coppice {
     }
 
     fn prepare(&self, guest: &Guest) -> Result<Option<Box<dyn Shell>>, Error> {
-        let mut vm =
-            CoppiceVm::start(&self.program, &self.host, self.place(guest, None)?, guest)?;
+        let mut vm = CoppiceVm::start(&self.program, &self.host, self.place(guest, None)?, guest)?;
         vm.prepare(guest)?;
         Ok(Some(Box::new(vm)))
     }

@@ -19,8 +19,8 @@ use super::console::{Console, readable};
 use super::http::Call;
 use super::vsock::{self, Ready};
 use super::{
-    Boot, Contender, Extent, Feature, Guest, Host, Place, Saved, Saving, Vm,
-    agent_cmdline, console_cmdline, directory, text, version_of,
+    Boot, Contender, Extent, Feature, Guest, Host, Place, Saved, Saving, Vm, agent_cmdline,
+    console_cmdline, directory, text, version_of,
 };
 use crate::agent::{self, Command, Head};
 use crate::clock::Clock;

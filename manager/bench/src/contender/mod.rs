@@ -3,11 +3,11 @@
 //! Every contender gets the same kernel, root file system, memory, vCPUs and kernel parameters. A
 //! contender that cannot do something says so by [`Contender::lacks`], and the report repeats it.
 
+mod console;
 pub mod coppice;
 mod coppice_vm;
 pub mod e2b;
 pub mod firecracker;
-mod console;
 mod http;
 pub mod qemu;
 mod qmp;

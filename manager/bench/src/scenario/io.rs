@@ -57,7 +57,9 @@ impl Rounds for Transfers {
         push("io_read_mib_per_s", self.rate(&self.read, mib)?.0);
         let (rate, bytes) = self.rate(&self.stream, mib)?;
         if bytes != u64::from(mib) << 20 {
-            return Err(Error::Missing(format!("{bytes} bytes came out of the guest, not {mib} MiB")));
+            return Err(Error::Missing(format!(
+                "{bytes} bytes came out of the guest, not {mib} MiB"
+            )));
         }
         push("io_stream_mib_per_s", rate);
         Ok(())

@@ -95,6 +95,17 @@ impl Kind {
         }
     }
 
+    /// What of it a contender that takes part leaves out, and why.
+    #[must_use]
+    pub fn gaps(self, contender: &dyn Contender) -> Option<&'static str> {
+        match self {
+            Self::Checkpoint => contender.lacks(Feature::Diff),
+            Self::Clone | Self::Density => contender.lacks(Feature::Memory),
+            Self::Boot => contender.lacks(Feature::Save),
+            Self::Restore | Self::Fanout | Self::Rollback | Self::Exec | Self::Io => None,
+        }
+    }
+
     /// Prepares a contender, ahead of all clocks.
     pub(crate) fn prepare(
         self,

@@ -16,7 +16,7 @@ use coppice_manager::failure::{Class, Failure};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use super::Args;
+use super::{Args, plain};
 
 /// Version of the report's format.
 const FORMAT: u32 = 1;
@@ -29,12 +29,20 @@ impl Paper {
         args: &Args,
         plan: &Plan,
         contenders: &[Box<dyn Contender>],
-        kernel: &Path,
-        image: &Path,
         scratch: &Path,
     ) -> Self {
-        let _ = (plan, kernel, image);
         let lane = std::env::var("COPPICE_LAB_LANE").unwrap_or_else(|_| "host".into());
+        let scenarios: Vec<_> = plan.scenarios.iter().map(|kind| kind.name()).collect();
+        let settings = [
+            ("scenarios", scenarios.join(" ")),
+            ("rounds", plan.rounds.to_string()),
+            ("warm_up_rounds", plan.warm_up.to_string()),
+            ("kernel", args.kernel.clone()),
+            ("image", args.image.clone()),
+            ("age_s", plan.workload.age.as_secs_f64().to_string()),
+            ("limit_s", args.limit.as_secs_f64().to_string()),
+        ];
+        let settings = settings.map(|(name, value)| (name.to_owned(), value));
         Self(Report {
             format: FORMAT,
             coppice: Version {
@@ -48,10 +56,11 @@ impl Paper {
             seed: args.seed,
             lane,
             machine: host::describe(scratch),
-            settings: Settings {},
+            settings: Settings(settings.into()),
             contenders: contenders.iter().map(|contender| contender.about()).collect(),
             series: Vec::new(),
             failures: Vec::new(),
+            left_out: Vec::new(),
         })
     }
 }
@@ -98,10 +107,16 @@ impl Writer {
         report.complete = true;
         report.finished = Some(now());
         self.write(&self.paper.0)?;
-        let text = serde_json::to_string(&self.paper.0)
-            .map_err(|error| Failure::new(Class::Internal, error, "report it"))?;
-        let _ = json;
-        let code = super::super::print(&format!("{text}\n"));
+        let text = match json {
+            true => serde_json::to_string(&self.paper.0)
+                .map(|text| text + "\n")
+                .map_err(|error| Failure::new(Class::Internal, error, "report it"))?,
+            false => plain::text(&self.paper.0),
+        };
+        if self.terminal {
+            self.say("");
+        }
+        let code = super::super::print(&text);
         Ok(if code == 0 { u8::from(!results.failures.is_empty()) } else { code })
     }
 
@@ -109,18 +124,22 @@ impl Writer {
         let report = &mut self.paper.0;
         report.series.clone_from(&results.series);
         report.failures.clone_from(&results.failures);
+        report.left_out.clone_from(&results.left_out);
     }
 
     fn write(&self, report: &Report) -> Result<(), Failure> {
         let Some(out) = &self.out else { return Ok(()) };
-        let path = out.join("report.json");
-        let text = serde_json::to_vec_pretty(report)
+        let json = serde_json::to_string_pretty(report)
             .map_err(|error| Failure::new(Class::Internal, error, "report it"))?;
-        // Whoever reads it meanwhile finds a whole one.
-        let new = out.join(".report.json.new");
-        fs::write(&new, text)
-            .and_then(|()| fs::rename(&new, &path))
-            .map_err(|error| unwritten(&path, &error))
+        for (name, text) in [("report.json", json), ("samples.csv", plain::csv(report))] {
+            let path = out.join(name);
+            // Whoever reads it meanwhile finds a whole one.
+            let new = out.join(format!(".{name}.new"));
+            fs::write(&new, text)
+                .and_then(|()| fs::rename(&new, &path))
+                .map_err(|error| unwritten(&path, &error))?;
+        }
+        Ok(())
     }
 
     fn say(&self, text: &str) {
@@ -147,13 +166,19 @@ impl Journal for Writer {
         };
         let seconds = self.begun.elapsed().as_secs();
         let name = scenario.name();
-        self.say(&format!("{seconds:>5} s  {name}, {memory_mib} MiB, {vcpus} vCPU: {contender} {what}"));
+        self.say(&format!(
+            "{seconds:>5} s  {name}, {memory_mib} MiB, {vcpus} vCPU: {contender} {what}"
+        ));
     }
 
     fn done(&mut self, results: &Results) {
         for failure in results.failures.iter().skip(self.failures) {
-            let round = failure.round.map_or(String::new(), |round| format!(", round {}", round + 1));
-            let text = format!("{}, {}{round} FAILED: {}", failure.scenario, failure.contender, failure.message);
+            let round =
+                failure.round.map_or(String::new(), |round| format!(", round {}", round + 1));
+            let text = format!(
+                "{}, {}{round} FAILED: {}",
+                failure.scenario, failure.contender, failure.message
+            );
             self.say(&text);
             if self.terminal {
                 let _ = writeln!(std::io::stderr());

@@ -1,9 +1,10 @@
 //! `coppice bench`: measures Coppice, and peers beside it.
 //!
-//! Arguments are here, what they mean for the schedule in [`setup`], and what is shown and written
-//! while it runs in [`journal`]. What is measured, and how, is in the crate `coppice_bench`.
+//! Arguments are here, what they mean for the schedule in [`setup`], what is shown and written while
+//! it runs in [`journal`], and how in [`plain`]. What is measured, and how, is in the crate `coppice_bench`.
 
 mod journal;
+mod plain;
 mod setup;
 
 use std::path::PathBuf;

@@ -36,27 +36,12 @@ impl Setup {
     pub(super) fn new(args: &Args) -> Result<Self, Failure> {
         let work = work_dir(args.dir.as_deref())?;
         let place = work.path();
-        let home = Home::from_env();
-        let kernel = home.kernel(&args.kernel).map_err(|error| {
-            let remedy = "make it with `cargo xtask kernel`, or set COPPICE_HOME";
-            Failure::new(Class::KernelMissing, error, remedy)
-        })?;
-        let image = home.image(&args.image).map_err(|error| {
-            let remedy = "make it with `cargo xtask rootfs`, or set COPPICE_HOME";
-            Failure::new(Class::ImageMissing, error, remedy)
-        })?;
         let copied = place.join("files");
         fs::create_dir(&copied).map_err(|error| host(&error))?;
         let group = Group::new().map_err(|error| measuring(&error))?;
         let host = Arc::new(Host { group, scratch: place.to_owned() });
         let contenders = contenders(args, &host, &copied)?;
-        let guest = Guest {
-            kernel: copy(&kernel, &copied)?,
-            image: copy(&image, &copied)?,
-            memory_mib: 0,
-            vcpus: 0,
-            limit: args.limit,
-        };
+        let guest = guest(args, &contenders, &copied)?;
         let plan = Plan {
             scenarios: args.kinds(),
             rounds: args.samples,
@@ -73,9 +58,28 @@ impl Setup {
             },
             noise: !args.no_noise,
         };
-        let paper = Paper::new(args, &plan, &contenders, &kernel, &image, place);
+        let paper = Paper::new(args, &plan, &contenders, place);
         Ok(Self { work, plan, contenders, paper })
     }
+}
+
+/// The guest, without a size. Who only asks services needs none.
+fn guest(args: &Args, contenders: &[Box<dyn Contender>], copied: &Path) -> Result<Guest, Failure> {
+    let (mut kernel, mut image) = (PathBuf::new(), PathBuf::new());
+    if contenders.iter().any(|contender| contender.template().is_none()) {
+        let home = Home::from_env();
+        let found = home.kernel(&args.kernel).map_err(|error| {
+            let remedy = "make it with `cargo xtask kernel`, or set COPPICE_HOME";
+            Failure::new(Class::KernelMissing, error, remedy)
+        })?;
+        kernel = copy(&found, copied)?;
+        let found = home.image(&args.image).map_err(|error| {
+            let remedy = "make it with `cargo xtask rootfs`, or set COPPICE_HOME";
+            Failure::new(Class::ImageMissing, error, remedy)
+        })?;
+        image = copy(&found, copied)?;
+    }
+    Ok(Guest { kernel, image, memory_mib: 0, vcpus: 0, limit: args.limit })
 }
 
 /// A guest of every size.
@@ -153,9 +157,8 @@ fn service(name: String, url: &str, args: &Args) -> Result<E2b, Failure> {
         Failure::new(Class::Usage, "E2B_API_KEY is not set", "set it to a key of the service")
     })?;
     let sandboxes = std::env::var("E2B_SANDBOX_URL").ok();
-    E2b::new(name, url, sandboxes.as_deref(), key, args.template.clone()).map_err(|error| {
-        Failure::new(Class::Usage, error.chain(), "give e2b=http://HOST:PORT")
-    })
+    E2b::new(name, url, sandboxes.as_deref(), key, args.template.clone())
+        .map_err(|error| Failure::new(Class::Usage, error.chain(), "give e2b=http://HOST:PORT"))
 }
 
 fn unknown(peer: &str) -> Failure {
