@@ -1,5 +1,6 @@
 //! The daemon and its API, with real guests behind it.
 
+mod bench;
 mod builds;
 mod client;
 mod crowd;
