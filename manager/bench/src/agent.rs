@@ -21,6 +21,9 @@ const MAX_MESSAGE: usize = 1 << 20;
 /// Longest line of an HTTP head; longer ones are not of any agent.
 const MAX_LINE: u64 = 16 << 10;
 
+/// The user `root` with no password, as envd is told of users.
+const AS_ROOT: &str = "authorization: Basic cm9vdDo=\r\n";
+
 /// Most of an output that is kept to show what a wrong answer was.
 const SHOWN: usize = 200;
 
@@ -28,6 +31,7 @@ const SHOWN: usize = 200;
 #[derive(Debug, Clone)]
 pub struct Command {
     body: Vec<u8>,
+    root: bool,
 }
 
 impl Command {
@@ -49,7 +53,13 @@ impl Command {
         };
         let body = encode_message(&start)
             .map_err(|error| Error::Agent(format!("cannot be asked: {error}")))?;
-        Ok(Self { body })
+        Ok(Self { body, root: false })
+    }
+
+    /// The same by the guest's root, and not by its usual user.
+    #[must_use]
+    pub fn as_root(self) -> Self {
+        Self { root: true, ..self }
     }
 
     /// A shell's command line.
@@ -145,9 +155,10 @@ pub fn run(
     let host = if head.host.is_empty() { "localhost" } else { &head.host };
     let mut request = format!(
         "POST {SERVICE}Start HTTP/1.1\r\nhost: {host}\r\ncontent-type: {STREAM_CONTENT_TYPE}\r\n\
-         connect-protocol-version: 1\r\ncontent-length: {}\r\n{}\r\n",
+         connect-protocol-version: 1\r\ncontent-length: {}\r\n{}{}\r\n",
         command.body.len(),
         head.more,
+        if command.root { AS_ROOT } else { "" },
     )
     .into_bytes();
     request.extend_from_slice(&command.body);

@@ -27,7 +27,7 @@ static DIRECTORY: Mutex<()> = Mutex::new(());
 pub struct Group {
     guard: Child,
     /// Its end is the group's end.
-    lifeline: Option<PipeWriter>,
+    lifeline: Mutex<Option<PipeWriter>>,
 }
 
 impl Group {
@@ -45,7 +45,7 @@ impl Group {
             .stderr(Stdio::null())
             .spawn()
             .doing("starting /bin/sh as the guard of all machines")?;
-        Ok(Self { guard, lifeline: Some(lifeline) })
+        Ok(Self { guard, lifeline: Mutex::new(Some(lifeline)) })
     }
 
     /// Starts a program in the group, in the directory `at`, which also has the descriptor `pass`,
@@ -79,9 +79,16 @@ impl Group {
     }
 }
 
+impl Group {
+    /// Has all its processes killed; none can be started any more.
+    pub fn end(&self) {
+        *self.lifeline.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 impl Drop for Group {
     fn drop(&mut self) {
-        self.lifeline = None;
+        self.end();
         // The guard kills itself last; there is nothing to do about one that cannot be waited for.
         let _ = self.guard.wait();
     }

@@ -25,14 +25,15 @@ impl Transfers {
         let mib = context.workload.io_mib;
         let known = stock.known(context)?;
         let Restored { vm, .. } = context.restored(known.best())?;
+        let root = |script: &str| Ok::<_, Error>(Command::shell(script)?.as_root());
         Ok(Self {
             vm,
-            write: Command::shell(&format!(
+            write: root(&format!(
                 "rm -f {FILE}; dd if=/dev/zero of={FILE} bs=1M count={mib} conv=fsync 2>/dev/null"
             ))?,
             // Else it would be the guest's memory that is read.
-            forget: Command::shell("sync; echo 3 > /proc/sys/vm/drop_caches")?,
-            read: Command::shell(&format!("dd if={FILE} of=/dev/null bs=1M 2>/dev/null"))?,
+            forget: root("sync; echo 3 > /proc/sys/vm/drop_caches")?,
+            read: root(&format!("dd if={FILE} of=/dev/null bs=1M 2>/dev/null"))?,
             stream: Command::shell(&format!("head -c {mib}M /dev/zero"))?,
         })
     }

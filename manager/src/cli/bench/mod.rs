@@ -199,40 +199,46 @@ pub(super) async fn run(args: Args) -> u8 {
     }
 }
 
+/// How long a run that is broken off may take to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 async fn attempt(args: Args) -> Result<u8, Failure> {
     let mut signals = Signals::listen()
         .map_err(|e| Failure::new(Class::Host, e, "see what `coppice doctor` says"))?;
     let json = args.json;
     let setup = Setup::new(&args)?;
-    let Setup { work, plan, contenders, paper } = setup;
+    let Setup { work, plan, contenders, host, paper } = setup;
     let contenders = Arc::new(contenders);
     let stop = Arc::new(AtomicBool::new(false));
     let mut writer = Writer::new(paper, args.out.clone(), stop.clone())?;
     writer.begin()?;
-    let measured = {
+    let measure = {
         let contenders = contenders.clone();
-        tokio::task::spawn_blocking(move || {
+        move || {
             let results = schedule::run(&plan, &contenders, &mut writer);
             (writer, results)
-        })
-    };
-    let outcome = tokio::select! {
-        measured = measured => Ok(measured),
-        signal = signals.next() => Err(signal),
-    };
-    let (writer, results) = match outcome {
-        Ok(Ok(measured)) => measured,
-        Ok(Err(error)) => {
-            return Err(Failure::new(Class::Internal, error, "report it, with the command line"));
         }
-        Err(signal) => {
-            // The report on disk says that it is not complete; machines end with this process.
-            stop.store(true, Ordering::Relaxed);
-            contenders.iter().for_each(|contender| contender.abandon());
+    };
+    let mut measured = tokio::task::spawn_blocking(measure);
+    let signal = tokio::select! {
+        measured = &mut measured => {
             drop(work);
-            return Ok(EXIT_SIGNAL_BASE.saturating_add(signal));
+            return match measured {
+                Ok((writer, results)) => writer.conclude(&results, json),
+                Err(error) => {
+                    Err(Failure::new(Class::Internal, error, "report it, with the command line"))
+                }
+            };
         }
+        signal = signals.next() => signal,
     };
+    // The report on disk says that it is not complete. Without machines the schedule gets stuck
+    // nowhere for long; should it, the directory goes all the same.
+    stop.store(true, Ordering::Relaxed);
+    host.group.end();
+    let abandon = move || contenders.iter().for_each(|contender| contender.abandon());
+    let _ = tokio::time::timeout(PATIENCE, tokio::task::spawn_blocking(abandon)).await;
+    let _ = tokio::time::timeout(PATIENCE, measured).await;
     drop(work);
-    writer.conclude(&results, json)
+    Ok(EXIT_SIGNAL_BASE.saturating_add(signal))
 }

@@ -29,6 +29,8 @@ pub(super) struct Setup {
     pub(super) work: WorkDir,
     pub(super) plan: Plan,
     pub(super) contenders: Vec<Box<dyn Contender>>,
+    /// Has all processes of contenders here.
+    pub(super) host: Arc<Host>,
     pub(super) paper: Paper,
 }
 
@@ -59,7 +61,7 @@ impl Setup {
             noise: !args.no_noise,
         };
         let paper = Paper::new(args, &plan, &contenders, place);
-        Ok(Self { work, plan, contenders, paper })
+        Ok(Self { work, plan, contenders, host, paper })
     }
 }
 
@@ -162,6 +164,13 @@ fn service(name: String, url: &str, args: &Args) -> Result<E2b, Failure> {
 }
 
 fn unknown(peer: &str) -> Failure {
+    if peer.starts_with("cloud-hypervisor") {
+        return Failure::new(
+            Class::Usage,
+            "Cloud Hypervisor has PCI devices only, for which the guest kernels have no drivers",
+            "leave it out: it cannot boot what the others boot",
+        );
+    }
     Failure::new(
         Class::Usage,
         format!("--peer {peer} is not understood"),
