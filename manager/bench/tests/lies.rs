@@ -181,6 +181,7 @@ fn measured(conduct: Conduct) -> Results {
             io_mib: 1,
             most_vms: 1,
             reserve_mib: 1,
+            pause: Duration::ZERO,
         },
         noise: false,
     };

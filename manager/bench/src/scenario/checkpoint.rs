@@ -24,6 +24,7 @@ impl Rounds for Checkpoints {
         found.push(Found::ms("snapshot_full_pause_ms", saving.pause_ms));
         if diff {
             vm.run(&write, &mut |_| ())?;
+            context.chill(None)?;
             let (_diff, saving) = vm.save(context.guest, Extent::Diff)?;
             let of = |metric, ms| Found::ms(metric, ms).with("dirty_mib", mib);
             found.push(of("snapshot_diff_ms", saving.total_ms));

@@ -24,6 +24,7 @@ impl Rounds for Fanouts {
     fn round(&mut self, context: &Context<'_>, found: &mut Vec<Found>) -> Result<(), Error> {
         let Restored { vm: mut parent, .. } = context.restored(self.known.best())?;
         let concurrency = context.workload.concurrency;
+        context.chill(None)?;
         let started = Instant::now();
         let (saved, saving) = parent.save(context.guest, Extent::Full)?;
         // A peer's disks are copied here, of what was just saved: that is part of it.

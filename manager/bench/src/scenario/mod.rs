@@ -17,6 +17,8 @@ mod rollback;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::agent::Question;
 use crate::cache::Cache;
 use crate::clock::Clock;
@@ -142,6 +144,8 @@ pub struct Workload {
     pub most_vms: u32,
     /// Memory of the host that is left free, in MiB.
     pub reserve_mib: u32,
+    /// Pause before every clock.
+    pub pause: Duration,
 }
 
 /// Who does it, with what.
@@ -277,10 +281,22 @@ impl Context<'_> {
         Ok(Restored { vm, clock, ms })
     }
 
-    /// Makes the page cache as it should be before a clock starts.
+    /// Makes the host as it should be before a clock starts: the page cache, and a pause in which
+    /// what the last machine left is cleared away. It ends on a whole multiple of itself: kernels
+    /// wait for timer ticks here and there, and every sample begins at the same distance from one.
     fn chill(&self, from: Option<&Saved>) -> Result<(), Error> {
         let mut files: Vec<PathBuf> = from.map(Saved::files).unwrap_or_default();
         files.extend([self.guest.kernel.clone(), self.guest.image.clone()]);
-        self.cache.make(&files)
+        self.cache.make(&files)?;
+        let pause = self.workload.pause.as_nanos();
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = Duration::try_from(now).map_or(0, |now| now.as_nanos());
+        // One that is not whole yet would be too short.
+        let until = now.checked_div(pause).unwrap_or(0).saturating_add(2).saturating_mul(pause);
+        let left = u64::try_from(until.saturating_sub(now)).unwrap_or(0);
+        if pause > 0 {
+            std::thread::sleep(Duration::from_nanos(left));
+        }
+        Ok(())
     }
 }

@@ -148,6 +148,9 @@ pub(super) struct Args {
     /// MiB of the host's memory that `density` leaves free
     #[arg(long, value_name = "MIB", default_value_t = 512)]
     reserve: u32,
+    /// Milliseconds of rest before every sample, which ends on a whole multiple of them
+    #[arg(long, value_name = "MS", default_value_t = 100)]
+    pause: u32,
     /// Longest time for one answer; what takes longer failed
     #[arg(long, value_name = "SECS", value_parser = seconds, default_value = "60")]
     limit: Duration,

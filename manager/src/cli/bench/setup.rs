@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use coppice_bench::Error;
 use coppice_bench::cache::{self, Cache};
@@ -57,6 +58,7 @@ impl Setup {
                 io_mib: args.io,
                 most_vms: args.most_vms,
                 reserve_mib: args.reserve,
+                pause: Duration::from_millis(args.pause.into()),
             },
             noise: !args.no_noise,
         };
