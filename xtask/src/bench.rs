@@ -13,7 +13,6 @@ use clap::ValueEnum;
 use coppice_bench::measures;
 use coppice_bench::model::Report;
 use coppice_lab::{HostKernel, Lab, LaneChoice, Options, paths};
-use serde_json::Value;
 
 use crate::artifacts;
 use crate::kernel::{self, Flavour, Series};

@@ -13,8 +13,11 @@ impl Rounds for Checkpoints {
     fn round(&mut self, context: &Context<'_>, found: &mut Vec<Found>) -> Result<(), Error> {
         let diff = context.contender.lacks(Feature::Diff).is_none();
         let mib = context.workload.dirty_mib;
-        // Bytes that are no zeroes, which contenders may leave out.
-        let write = format!("head -c {mib}M /dev/zero | tr '\\0' x > /dev/shm/coppice-bench");
+        // Bytes that are no zeroes, which contenders may leave out; it fails if they are not there.
+        let (bytes, file) = (u64::from(mib) << 20, "/dev/shm/coppice-bench");
+        let write = format!(
+            "head -c {bytes} /dev/zero | tr '\\0' x > {file} && test $(wc -c < {file}) -eq {bytes}"
+        );
         let write = Command::shell(&write)?;
         let mut vm = context.booted(diff)?;
         vm.run(&write, &mut |_| ())?;

@@ -34,7 +34,7 @@ impl Transfers {
             // Else it would be the guest's memory that is read.
             forget: root("sync; echo 3 > /proc/sys/vm/drop_caches")?,
             read: root(&format!("dd if={FILE} of=/dev/null bs=1M 2>/dev/null"))?,
-            stream: Command::shell(&format!("head -c {mib}M /dev/zero"))?,
+            stream: Command::shell(&format!("head -c {} /dev/zero", u64::from(mib) << 20))?,
         })
     }
 
