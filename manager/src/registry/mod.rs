@@ -33,7 +33,7 @@ pub use sandboxes::{OnTimeout, Row, State};
 pub use templates::{DEFAULT_TAG, Template, TemplateKind, is_tag};
 
 /// Version of the tables, kept in `user_version`.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 /// Name of the file.
 const FILE: &str = "manager.db";
 /// How long to wait for another process, such as `coppice key`, to finish its change.
@@ -75,8 +75,13 @@ const QUOTAS: &str = "
     CREATE TABLE quotas (tenant TEXT PRIMARY KEY, body TEXT NOT NULL) STRICT;
 ";
 
+/// What version 4 has besides.
+const NAMES: &str = "
+    CREATE INDEX templates_by_name ON templates (json_extract(body, '$.name'));
+";
+
 /// What each version has besides the one before, from the first on.
-const STEPS: [&str; 3] = [TABLES, BUILDS, QUOTAS];
+const STEPS: [&str; 4] = [TABLES, BUILDS, QUOTAS, NAMES];
 
 /// Failures of the registry.
 #[derive(Debug, Error)]

@@ -12,6 +12,14 @@ pub const DEFAULT_TAG: &str = "default";
 /// The most characters of a tag.
 const MAX_TAG: usize = 128;
 
+/// Templates that a tenant may use and that have an ID or one of two names, by indices.
+pub(super) const ALIKE: &str = "
+    SELECT body FROM templates WHERE id = ?2 AND (tenant = ?1 OR tenant IS NULL)
+    UNION ALL
+    SELECT body FROM templates
+    WHERE json_extract(body, '$.name') IN (?2, ?3) AND (tenant = ?1 OR tenant IS NULL)
+";
+
 /// Whether a text can be a tag: letters, digits, `_`, `.` and `-`, the last two not at its
 /// beginning.
 pub fn is_tag(text: &str) -> bool {
@@ -171,11 +179,16 @@ impl Registry {
     /// # Errors
     /// SQLite's, or [`Error::Row`].
     pub fn template(&self, tenant: &Tenant, reference: &str) -> Result<Option<Template>, Error> {
-        let usable = self.templates(tenant)?;
-        let is = |template: &&Template| template.is_meant_by(reference);
-        let own = usable.iter().filter(is).filter(|template| template.tenant.is_some());
-        let own = own.max_by_key(|template| template.rank());
-        Ok(own.or_else(|| usable.iter().filter(is).max_by_key(|found| found.rank())).cloned())
+        // No tag has a colon.
+        let name = reference.rsplit_once(':').map_or(reference, |(name, _)| name);
+        let connection = self.connection();
+        let mut alike = connection.prepare_cached(ALIKE)?;
+        let bodies = alike
+            .query_map([tenant.as_str(), reference, name], |row| row.get::<_, String>(0))?
+            .map(|body| Ok(serde_json::from_str(&body?)?));
+        let mut meant = bodies.collect::<Result<Vec<Template>, Error>>()?;
+        meant.retain(|template| template.is_meant_by(reference));
+        Ok(meant.into_iter().max_by_key(|found| (found.tenant.is_some(), found.rank())))
     }
 
     /// The template of this name that is everybody's.

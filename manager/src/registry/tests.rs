@@ -274,3 +274,15 @@ fn a_quota_is_its_tenants_and_changes_where_something_is_said() {
     assert_eq!(registry.quota_of(&tenant("a")).unwrap(), Some(wanted));
     assert_eq!(registry.quota_of(&tenant("b")).unwrap(), None);
 }
+
+#[test]
+fn a_template_is_found_by_indices_however_many_there_are() {
+    let (_dir, registry) = registry();
+    let connection = registry.connection();
+    let mut explained =
+        connection.prepare(&format!("EXPLAIN QUERY PLAN {}", templates::ALIKE)).unwrap();
+    let steps = explained.query_map(["a", "web:one", "web"], |row| row.get(3)).unwrap();
+    let steps: Vec<String> = steps.map(Result::unwrap).collect();
+    assert!(steps.iter().any(|step| step.contains("templates_by_name")), "{steps:?}");
+    assert!(!steps.iter().any(|step| step.starts_with("SCAN")), "{steps:?}");
+}
