@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::memory::HostMemory;
@@ -89,8 +90,11 @@ impl Fleet {
             metadata: order.metadata,
             pause: None,
         };
-        if let Some((key, request)) = &order.idempotency {
-            self.registry.remember(&order.tenant, key, request, &row.id)?;
+        if let Some((key, request)) = &order.idempotency
+            && let Err(error) = self.registry.remember(&order.tenant, key, request, &row.id)
+        {
+            self.discard(shell).await;
+            return Err(error.into());
         }
         let access_token = order.secure.then(token).transpose()?;
         let guest = template.defaults.overlaid(access_token, order.envs);
@@ -123,7 +127,8 @@ impl Fleet {
         if admits { Ok(()) } else { Err(Error::Memory) }
     }
 
-    /// Makes so many sandboxes that go on from one as it is now, each like it.
+    /// Makes so many sandboxes that go on from one as it is now, each like it. When this is dropped,
+    /// those whose turn to be started has not come are not made.
     ///
     /// # Errors
     /// Why it cannot be forked; that one of the new ones failed is part of the answer.
@@ -134,6 +139,8 @@ impl Fleet {
         timeout_ms: u64,
     ) -> Result<Vec<Result<Arc<Member>, Error>>, Error> {
         let (fleet, parent) = (Arc::clone(self), Arc::clone(member));
+        // Its end, with this, is seen by those who wait.
+        let (_asking, asked) = watch::channel(());
         let forked = async move {
             let _turn = parent.turn.lock().await;
             let row = parent.row();
@@ -142,7 +149,7 @@ impl Fleet {
                 (State::Paused, Some(pause)) => (pause.clone(), false),
                 (state, _) => return Err(Error::State { id: row.id.to_string(), state }),
             };
-            let born = fleet.bear_all(&parent, &from, count, timeout_ms).await;
+            let born = fleet.bear_all(&parent, &from, (count, timeout_ms), &asked).await;
             if hide {
                 fleet.hide(&from).await;
             }
@@ -155,8 +162,8 @@ impl Fleet {
         self: &Arc<Self>,
         parent: &Member,
         from: &Id,
-        count: usize,
-        timeout_ms: u64,
+        (count, timeout_ms): (usize, u64),
+        asked: &watch::Receiver<()>,
     ) -> Result<Vec<Result<Arc<Member>, Error>>, Error> {
         let guest = self.told(parent.id()).await?;
         let machine = self.machine_of(from).await?;
@@ -165,9 +172,13 @@ impl Fleet {
             let access_token = guest.access_token.is_some().then(token).transpose()?;
             let guest = GuestSettings { access_token, ..guest.clone() };
             let (from, machine, parent) = (from.clone(), machine.clone(), parent.row());
-            let fleet = Arc::clone(self);
+            let (fleet, mut asked) = (Arc::clone(self), asked.clone());
             births.spawn(trace::carried(async move {
-                let (reservation, start) = fleet.turn_for(&parent.tenant, &machine).await?;
+                let (reservation, start) = tokio::select! {
+                    turn = fleet.turn_for(&parent.tenant, &machine) => turn?,
+                    // Nobody hears this.
+                    _gone = asked.changed() => return Err(Error::Busy),
+                };
                 let (id, shell) = fleet.place_for(&machine)?;
                 let row = Row {
                     id,

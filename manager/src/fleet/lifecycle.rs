@@ -117,7 +117,11 @@ impl Fleet {
         self.expect(member, State::Paused)?;
         self.expect_memory()?;
         let reservation = self.reserve(&member.tenant(), member.usage_when_woken())?;
-        let start = self.wait_to_start(&member.tenant()).await?;
+        let tenant = member.tenant();
+        let start = tokio::select! {
+            start = self.wait_to_start(&tenant) => start?,
+            () = member.unwanted() => return Err(Error::NotFound { id: member.id().to_string() }),
+        };
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
         joined(tokio::spawn(trace::carried(async move {
             let _turn = turn;
@@ -186,6 +190,8 @@ impl Fleet {
     /// Why its machine cannot be ended or its files not removed; it is tried again then when the
     /// daemon starts.
     pub async fn kill(self: &Arc<Self>, member: &Arc<Member>) -> Result<(), Error> {
+        // Who waits to resume it has its turn, and shall not keep it.
+        member.give_up();
         self.kill_if(member, |_| true, "asked for").await
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tokio::sync::watch;
+
 use super::metrics::Samples;
 use super::quota::Usage;
 use crate::registry::{Row, State, Tenant};
@@ -15,6 +17,8 @@ pub struct Member {
     tenant: Tenant,
     /// Held while its lifecycle changes.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
+    /// Whether it is to be removed, whatever it waits for.
+    unwanted: watch::Sender<bool>,
     now: Mutex<Now>,
     samples: Mutex<Samples>,
 }
@@ -47,7 +51,14 @@ impl Member {
     pub(super) fn new(row: Row, usage: Usage) -> Self {
         let (id, tenant) = (row.id.clone(), row.tenant.clone());
         let now = Now { row, usage, machine: None, disk_bytes: 0, token: None, guest: None };
-        Self { id, tenant, turn: Arc::default(), now: Mutex::new(now), samples: Mutex::default() }
+        Self {
+            id,
+            tenant,
+            turn: Arc::default(),
+            unwanted: watch::Sender::default(),
+            now: Mutex::new(now),
+            samples: Mutex::default(),
+        }
     }
 
     /// Its ID.
@@ -58,6 +69,18 @@ impl Member {
     /// Whose it is.
     pub fn tenant(&self) -> Tenant {
         self.tenant.clone()
+    }
+
+    /// Has [`Member::unwanted`] return: it is to be removed.
+    pub(super) fn give_up(&self) {
+        self.unwanted.send_replace(true);
+    }
+
+    /// Waits until it is to be removed.
+    pub(super) async fn unwanted(&self) {
+        let mut told = self.unwanted.subscribe();
+        // The other end lives as long as this.
+        let _said = told.wait_for(|unwanted| *unwanted).await;
     }
 
     /// Whether it is this tenant's.

@@ -28,6 +28,8 @@ mod quota;
 pub(crate) mod stub;
 mod tags;
 mod template;
+#[cfg(test)]
+mod tests;
 mod tree;
 mod upload;
 
