@@ -16,6 +16,7 @@ const MAX_LINES: usize = 500;
 const CRATE_EDGES: &[(&str, &[&str])] = &[
     ("coppice-vmm-protocol", &[]),
     ("coppice-agent-protocol", &[]),
+    ("coppice-iaa", &[]),
     ("coppice-image", &[]),
     ("coppice-micro", &["coppice-vmm-protocol"]),
     // The micro-guests serve its tests.
@@ -28,8 +29,9 @@ const CRATE_EDGES: &[(&str, &[&str])] = &[
         &[
             "coppice-vmm-protocol",
             "coppice-agent-protocol",
-            "coppice-image",
             "coppice-bench",
+            "coppice-iaa",
+            "coppice-image",
             "coppice-micro",
         ],
     ),
@@ -301,6 +303,7 @@ fn every_crate_holds_the_workspace_lints() {
     for dir in [
         "vmm",
         "vmm/protocol",
+        "vmm/iaa",
         "vmm/image",
         "vmm/micro",
         "guest-agent",
