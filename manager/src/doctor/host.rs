@@ -1,4 +1,4 @@
-//! The host apart from KVM: files, memory, control groups, accelerators.
+//! The host apart from KVM: files, memory, control groups.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -147,44 +147,6 @@ fn own_cgroup(text: &str) -> PathBuf {
     Path::new(CGROUPS).join(path.trim_start_matches('/'))
 }
 
-pub(super) fn iaa() -> Check {
-    let devices = Path::new("/sys/bus/dsa/devices");
-    let (mut found, mut queues) = (0usize, 0usize);
-    for entry in fs::read_dir(devices).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let Some(name) = name.to_str() else { continue };
-        if name.starts_with("iax") {
-            found = found.saturating_add(1);
-            queues = queues.saturating_add(enabled_user_queues(&entry.path()));
-        }
-    }
-    match (found, queues) {
-        (0, _) => Check::note(
-            "iaa",
-            "no IAA accelerators; checkpoints are compressed in software",
-            "nothing to do unless this is a Xeon with IAA: then load the idxd module",
-        ),
-        (found, 0) => Check::note(
-            "iaa",
-            format!("{found} IAA accelerators, but no work queue for user space is enabled"),
-            "enable one: accel-config config-wq ... --type=user, then accel-config enable-wq",
-        ),
-        (found, queues) => Check::ok("iaa", format!("{found} accelerators, {queues} work queues")),
-    }
-}
-
-/// Work queues of a device that are enabled and of type `user`.
-fn enabled_user_queues(device: &Path) -> usize {
-    let says = |path: &Path, file: &str, wanted: &str| {
-        fs::read_to_string(path.join(file)).is_ok_and(|text| text.trim() == wanted)
-    };
-    let entries = fs::read_dir(device).into_iter().flatten().flatten();
-    entries
-        .map(|entry| entry.path())
-        .filter(|path| says(path, "state", "enabled") && says(path, "type", "user"))
-        .count()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,22 +172,6 @@ mod tests {
     fn the_unified_line_of_a_mixed_hierarchy_counts() {
         let text = "12:memory:/other\n0::/user.slice/x\n";
         assert_eq!(own_cgroup(text), Path::new("/sys/fs/cgroup/user.slice/x"));
-    }
-
-    #[test]
-    fn only_enabled_user_queues_count() {
-        let dir = tempfile::tempdir().unwrap();
-        for (name, state, kind) in [
-            ("wq1.0", "enabled", "user"),
-            ("wq1.1", "enabled", "kernel"),
-            ("wq1.2", "disabled", "user"),
-        ] {
-            let path = dir.path().join(name);
-            fs::create_dir(&path).unwrap();
-            fs::write(path.join("state"), format!("{state}\n")).unwrap();
-            fs::write(path.join("type"), format!("{kind}\n")).unwrap();
-        }
-        assert_eq!(enabled_user_queues(dir.path()), 1);
     }
 
     #[test]

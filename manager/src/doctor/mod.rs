@@ -4,6 +4,7 @@
 //! never concluded from a name.
 
 mod host;
+mod iaa;
 mod kvm;
 
 use std::path::Path;
@@ -87,7 +88,7 @@ pub async fn examine(vmm: &Path, home: &Home, runtime: &Path) -> Report {
     checks.push(host::memory());
     checks.push(host::huge_pages());
     checks.push(host::cgroups());
-    checks.push(host::iaa());
+    checks.push(iaa::check(Path::new(coppice_iaa::discover::SYSFS)).await);
     let code = checks.iter().find_map(|check| check.class).map_or(0, Class::exit_code);
     Report { ok: code == 0, code, checks, probe: probe.ok() }
 }

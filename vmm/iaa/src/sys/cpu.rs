@@ -29,7 +29,8 @@ pub fn features() -> Features {
 
 /// Makes earlier writes visible before work is handed over.
 pub(crate) fn store_fence() {
-    _mm_sfence();
+    // SAFETY: every x86-64 processor has the instruction, and it touches no memory.
+    unsafe { _mm_sfence() };
 }
 
 /// A proof that the processor has ENQCMD.
@@ -143,7 +144,7 @@ fn monitor_wait(status: &AtomicU8) {
         // umwait ecx, with 1 in ECX for the lighter sleep
         asm!(
             ".byte 0xF2, 0x0F, 0xAE, 0xF1",
-            in("ecx") 1,
+            in("ecx") 1_u32,
             in("eax") low,
             in("edx") until >> 32,
             options(nostack),
