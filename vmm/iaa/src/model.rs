@@ -9,16 +9,18 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 
-use flate2::{Decompress, FlushDecompress};
-
 use crate::abi::{
     COMPRESS_FLAGS, Completion, DECOMPRESS_FLAGS, Descriptor, FLAG_BLOCK_ON_FAULT, FLAG_READ_AECS,
     FLAG_RECORD_VALID, FLAG_REQUEST_RECORD, Opcode, Status,
 };
 use crate::aecs;
 use crate::queue::{Credits, Queue, QueueError, Submitted};
-use crate::software::{Codec, WINDOW_BITS, bound};
+use crate::software::{Codec, bound};
 use crate::sys::arena::Arena;
+
+mod inflate;
+
+use inflate::InflateError;
 
 /// What the model does with a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -292,7 +294,10 @@ impl Executor {
                 if descriptor.codec_flags() != DECOMPRESS_FLAGS {
                     return Err(Status::InvalidCompressionFlag);
                 }
-                let output = inflate(&bytes, room)?;
+                let output = inflate::inflate(&bytes, room).map_err(|error| match error {
+                    InflateError::Damaged => Status::AnalyticsError,
+                    InflateError::NoRoom => Status::OutputOverflow,
+                })?;
                 Ok((crc32fast::hash(&output), output))
             }
             _ => Err(Status::BadOpcode),
@@ -309,32 +314,5 @@ impl Executor {
         }
         let bytes = self.arena.device_read(region).ok_or(Status::TranslationFailed)?;
         if bytes == aecs::fixed() { Ok(()) } else { Err(Status::InvalidSize) }
-    }
-}
-
-/// Inflates with a window of exactly 4 KB: byte by byte, since zlib lets a stream refer to all
-/// that one call wrote.
-fn inflate(source: &[u8], room: usize) -> Result<Vec<u8>, Status> {
-    let mut inflate = Decompress::new_with_window_bits(false, WINDOW_BITS);
-    let mut output = Vec::new();
-    let mut byte = [0];
-    loop {
-        let used = usize::try_from(inflate.total_in()).unwrap_or(usize::MAX);
-        let rest = source.get(used..).unwrap_or_default();
-        let before = inflate.total_out();
-        let status = inflate
-            .decompress(rest, &mut byte, FlushDecompress::None)
-            .or(Err(Status::AnalyticsError))?;
-        if inflate.total_out() > before {
-            if output.len() == room {
-                return Err(Status::OutputOverflow);
-            }
-            output.push(byte[0]);
-        } else if status != flate2::Status::StreamEnd {
-            return Err(Status::AnalyticsError);
-        }
-        if status == flate2::Status::StreamEnd {
-            return Ok(output);
-        }
     }
 }

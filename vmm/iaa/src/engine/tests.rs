@@ -165,6 +165,19 @@ fn the_model_reads_what_zlib_writes_with_a_window_of_4_kb() {
     assert!(back == plain && engine.health().fallbacks.is_empty());
 }
 
+#[test]
+fn the_model_refuses_what_refers_back_more_than_4_kb() {
+    let mut engine = engine(&[]);
+    let plain = repeats(6000);
+    let mut wide = flate2::Compress::new(flate2::Compression::best(), false);
+    let mut packed = Vec::with_capacity(plain.len() * 2);
+    wide.compress_vec(&plain, &mut packed, flate2::FlushCompress::Finish).unwrap();
+    assert!(packed.len() < plain.len() * 2 / 3, "refers back 6000 bytes");
+    let back = engine.run_one(Chunk::Decompress(&packed, plain.len())).unwrap();
+    assert!(back == plain);
+    assert_eq!(engine.health().fallbacks, only(Reason::Status(Status::AnalyticsError)));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
