@@ -12,6 +12,7 @@ pub mod observe;
 pub mod process;
 pub mod scenario;
 pub mod schedule;
+pub mod statistics;
 mod sys;
 
 pub use error::Error;
