@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod cache;
 pub mod clock;
+pub mod compare;
 pub mod contender;
 mod error;
 pub mod host;

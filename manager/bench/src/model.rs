@@ -1,11 +1,13 @@
 //! What a benchmark found: the types of `report.json`.
 //!
 //! A report holds every sample that was taken, in the order of their numbers, those of warm-up
-//! rounds and outliers too. What follows from them is computed when it is shown.
+//! rounds and outliers too. What follows from them is computed when it is written or shown.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+
+use crate::statistics::Line;
 
 /// A whole report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -39,6 +41,9 @@ pub struct Report {
     /// Contenders that cannot take part in a scenario, or not in all of it, and why.
     #[serde(default)]
     pub left_out: Vec<Failure>,
+    /// What the samples say, for programs; never read back, since it follows from them.
+    #[serde(default, skip_deserializing)]
+    pub summary: Vec<Line>,
 }
 
 /// A version of this product.

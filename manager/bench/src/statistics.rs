@@ -16,7 +16,7 @@ const RESAMPLES: usize = 2000;
 const FEWEST_RESAMPLES: usize = 200;
 /// Draws that an interval may take.
 const WORK: usize = 10_000_000;
-/// Samples that a median needs for an interval.
+/// Samples that there have to be, and beyond a percentile, for an interval.
 const FEWEST: usize = 5;
 /// An outlier is so many interquartile ranges away from the quartiles (Tukey's "far out").
 const FAR_OUT: f64 = 3.0;
@@ -232,8 +232,8 @@ fn at_rank(sorted: &[f64], percent: usize) -> Option<f64> {
     sorted.get(rank(sorted.len(), percent)).copied()
 }
 
-/// Percentiles of sorted samples with their intervals, which those have beyond which a sample is
-/// to be expected.
+/// Percentiles of sorted samples with their intervals, which those have beyond which some samples
+/// are to be expected. They are too narrow still where that is few of them.
 fn percentiles<const N: usize>(
     sorted: &[f64],
     percents: [usize; N],
@@ -249,7 +249,7 @@ fn percentiles<const N: usize>(
     }
     let mut draws = draws.into_iter();
     percents.map(|percent| {
-        let enough = sorted.len().saturating_mul(100 - percent) >= 100;
+        let enough = sorted.len().saturating_mul(100 - percent) >= 100 * FEWEST;
         let interval = draws.next().filter(|_| enough).and_then(interval);
         Some(Estimate { value: at_rank(sorted, percent)?, interval })
     })

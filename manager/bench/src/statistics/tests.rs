@@ -46,8 +46,8 @@ fn nineteen_of_twenty_intervals_hold_the_median_of_a_skewed_distribution() {
 
 #[test]
 fn most_intervals_hold_the_95th_percentile() {
-    let held = hits((200, 100), 20f64.ln(), exponential, |summary| summary.p95);
-    assert!((172..=200).contains(&held), "{held} of 200");
+    let held = hits((100, 200), 20f64.ln(), exponential, |summary| summary.p95);
+    assert!((82..=100).contains(&held), "{held} of 100");
 }
 
 #[test]
@@ -99,9 +99,9 @@ fn few_samples_have_figures_without_intervals() {
     assert_eq!(summarise(&[], SEED), None);
     let one = summarise(&[3.5], SEED).unwrap();
     assert_eq!((one.p50.value, one.p99.value, one.p50.interval), (3.5, 3.5, None));
-    let twenty: Vec<f64> = (1..=20).map(f64::from).collect();
-    let summary = summarise(&twenty, SEED).unwrap();
-    assert_eq!((summary.p50.value, summary.p95.value), (10.0, 19.0));
+    let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
+    let summary = summarise(&hundred, SEED).unwrap();
+    assert_eq!((summary.p50.value, summary.p95.value, summary.p99.value), (50.0, 95.0, 99.0));
     assert!(summary.p50.interval.is_some() && summary.p95.interval.is_some());
     assert_eq!(summary.p99.interval, None);
 }
@@ -119,7 +119,7 @@ fn what_is_no_number_is_refused() {
 proptest! {
     #[test]
     fn an_interval_lies_among_the_samples_and_is_the_same_for_the_same_seed(
-        values in prop::collection::vec(-1e12..1e12f64, 5..60), seed: u64,
+        values in prop::collection::vec(-1e12..1e12f64, 10..60), seed: u64,
     ) {
         let summary = summarise(&values, seed).unwrap();
         prop_assert_eq!(summarise(&values, seed).unwrap(), summary);

@@ -12,6 +12,7 @@ use coppice_bench::contender::Contender;
 use coppice_bench::host;
 use coppice_bench::model::{Report, Settings, Version};
 use coppice_bench::schedule::{Journal, Plan, Results, Step};
+use coppice_bench::statistics;
 use coppice_manager::failure::{Class, Failure};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -19,7 +20,7 @@ use time::format_description::well_known::Rfc3339;
 use super::{Args, plain};
 
 /// Version of the report's format.
-const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 1;
 
 /// A report without results.
 pub(super) struct Paper(Report);
@@ -61,6 +62,7 @@ impl Paper {
             series: Vec::new(),
             failures: Vec::new(),
             left_out: Vec::new(),
+            summary: Vec::new(),
         })
     }
 }
@@ -125,6 +127,7 @@ impl Writer {
         report.series.clone_from(&results.series);
         report.failures.clone_from(&results.failures);
         report.left_out.clone_from(&results.left_out);
+        report.summary = statistics::compared(report);
     }
 
     fn write(&self, report: &Report) -> Result<(), Failure> {

@@ -3,6 +3,7 @@
 //! Arguments are here, what they mean for the schedule in [`setup`], what is shown and written while
 //! it runs in [`journal`], and how in [`plain`]. What is measured, and how, is in the crate `coppice_bench`.
 
+mod compare;
 mod journal;
 mod plain;
 mod setup;
@@ -29,7 +30,8 @@ Examples:
   coppice bench boot restore --peer firecracker=/usr/bin/firecracker --out results
   coppice bench all --peer qemu=/usr/bin/qemu-system-x86_64 --memory 128,512 --cpus 1,2
   coppice bench clone -c 16 --cache cold --dir /var/tmp
-  E2B_API_KEY=... coppice bench restore exec --peer e2b=http://127.0.0.1:49380";
+  E2B_API_KEY=... coppice bench restore exec --peer e2b=http://127.0.0.1:49380
+  coppice bench compare before/report.json after/report.json";
 
 /// Shown by `--help`.
 pub(super) fn long_help() -> String {
@@ -89,9 +91,19 @@ enum CacheArg {
     Cold,
 }
 
+/// What else there is to do than to measure.
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Put two reports beside each other
+    Compare(compare::Args),
+}
+
 /// Arguments of `coppice bench`.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Args {
+    #[command(subcommand)]
+    what: Option<What>,
     /// What to measure
     #[arg(value_enum, value_name = "SCENARIO", default_value = "all", hide_possible_values = true)]
     scenarios: Vec<Scenario>,
@@ -206,6 +218,9 @@ pub(super) async fn run(args: Args) -> u8 {
 const PATIENCE: Duration = Duration::from_secs(5);
 
 async fn attempt(args: Args) -> Result<u8, Failure> {
+    if let Some(What::Compare(args)) = &args.what {
+        return compare::run(args);
+    }
     let mut signals = Signals::listen()
         .map_err(|e| Failure::new(Class::Host, e, "see what `coppice doctor` says"))?;
     let json = args.json;

@@ -1,51 +1,32 @@
 //! A report as text: a table for people, and all samples as CSV.
 
-use coppice_bench::model::{Report, Series, Unit};
-use coppice_bench::{measures, schedule};
+use coppice_bench::model::{Report, Unit};
+use coppice_bench::statistics::{Estimate, Interval, Line, Summary};
+use coppice_bench::{schedule, statistics};
 
 use super::super::table::columns;
 
-/// The table: each metric's contenders one below the other, with the ratio of the first one's
-/// median to theirs; then who was left out, and what failed.
+/// The table: each metric's contenders one below the other, each with the ratio of the first one's
+/// samples to its own; then who was left out, and what failed.
 pub(super) fn text(report: &Report) -> String {
-    let head = ["METRIC", "CONTENDER", "PARAMETERS", "P50", "P95", "N", "RATIO"];
+    let head =
+        ["METRIC", "CONTENDER", "PARAMETERS", "P50", "95 %", "P95", "P99", "N", "OUT", "RATIO"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
-    let mut series: Vec<&Series> = report.series.iter().collect();
-    let place = |series: &Series| report.series.iter().position(|one| one.metric == series.metric);
-    series.sort_by_key(|series| (place(series), sizes(series)));
+    let mut lines: Vec<_> = report.series.iter().zip(statistics::compared(report)).collect();
+    let place = |metric: &str| report.series.iter().position(|one| one.metric == metric);
+    lines.sort_by_key(|(series, _)| (place(&series.metric), statistics::sizes(series)));
+    rows.extend(lines.into_iter().map(|(_, line)| row(&line)));
+    let mut text = columns(&rows, &[3, 4, 5, 6, 7, 8, 9]);
     let first = report.contenders.first().map_or("", |contender| &contender.name);
-    for one in &series {
-        let values = counted(one);
-        let own = series.iter().find(|other| {
-            other.contender == first && other.metric == one.metric && sizes(other) == sizes(one)
-        });
-        let ratio = own.filter(|own| own.contender != one.contender).and_then(|own| {
-            Some(format!(
-                "{:.3}",
-                measures::rank(&counted(own), 50)? / measures::rank(&values, 50)?
-            ))
-        });
-        let figure = |percent| {
-            measures::rank(&values, percent).map_or("-".into(), |value| number(value, one.unit))
-        };
-        let parameters =
-            one.parameters.iter().filter(|(name, value)| !(**name == "cache" && *value == "warm"));
-        let parameters: Vec<_> =
-            parameters.map(|(name, value)| format!("{name}={value}")).collect();
-        rows.push(vec![
-            one.metric.clone(),
-            one.contender.clone(),
-            parameters.join(" "),
-            figure(50),
-            figure(95),
-            values.len().to_string(),
-            ratio.unwrap_or_default(),
-        ]);
-    }
-    let mut text = columns(&rows, &[3, 4, 5, 6]);
     let again = schedule::AGAIN;
-    text +=
-        &format!("\nRATIO is {first} over the other, of medians; that of{again} is the noise.\n");
+    text += &format!(
+        "\nRATIO: {first} to the other, median over the rounds; * it differs by more than {first} \
+         does from itself,\nwhich the ratio of{again} shows. 95 %: where the median lies. OUT: \
+         outliers, which count.\n"
+    );
+    if !report.complete {
+        text += "The run was broken off: this is a part of what was to be measured.\n";
+    }
     for one in &report.left_out {
         text += &format!("left out of {}: {} ({})\n", one.scenario, one.contender, one.message);
     }
@@ -55,18 +36,46 @@ pub(super) fn text(report: &Report) -> String {
     text
 }
 
-/// What has to agree for two series to be compared.
-fn sizes(series: &Series) -> Vec<(&String, &String)> {
-    let compared = |name: &str| ["memory_mib", "vcpus", "cache", "concurrency"].contains(&name);
-    series.parameters.iter().filter(|(name, _)| compared(name)).collect()
+fn row(line: &Line) -> Vec<String> {
+    let shown = |(name, value): &(&String, &String)| !(*name == "cache" && *value == "warm");
+    let parameters = line.parameters.iter().filter(shown);
+    let parameters: Vec<_> = parameters.map(|(name, value)| format!("{name}={value}")).collect();
+    let told = |what: &dyn Fn(&Summary) -> String| line.summary.as_ref().map_or("-".into(), what);
+    let figure = |value: f64| number(value, line.unit);
+    vec![
+        line.metric.clone(),
+        line.contender.clone(),
+        parameters.join(" "),
+        told(&|summary| figure(summary.p50.value)),
+        told(&|summary| between(summary.p50.interval)),
+        told(&|summary| figure(summary.p95.value)),
+        told(&|summary| figure(summary.p99.value)),
+        told(&|summary| summary.n.to_string()),
+        told(&|summary| {
+            if summary.outliers > 0 { summary.outliers.to_string() } else { String::new() }
+        }),
+        line.ratio.map_or(String::new(), |ratio| ratio_text(ratio, line.beyond_noise)),
+    ]
 }
 
-fn counted(series: &Series) -> Vec<f64> {
-    let counted = series.samples.iter().filter(|sample| !sample.warm_up);
-    counted.map(|sample| sample.value).collect()
+/// A ratio with its interval, marked when it tells a difference.
+pub(super) fn ratio_text(ratio: Estimate, beyond_noise: Option<bool>) -> String {
+    let mark = if beyond_noise == Some(true) { "*" } else { "" };
+    match ratio.interval {
+        Some(_) => format!("{:.3} [{}]{mark}", ratio.value, between(ratio.interval)),
+        None => format!("{:.3}{mark}", ratio.value),
+    }
 }
 
-fn number(value: f64, unit: Unit) -> String {
+fn between(interval: Option<Interval>) -> String {
+    interval.map_or("-".into(), |Interval { low, high }| match low.abs().max(high.abs()) {
+        large if large >= 1000.0 => format!("{low:.0}..{high:.0}"),
+        large if large >= 10.0 => format!("{low:.2}..{high:.2}"),
+        _ => format!("{low:.3}..{high:.3}"),
+    })
+}
+
+pub(super) fn number(value: f64, unit: Unit) -> String {
     match unit {
         Unit::Ms => format!("{value:.2} ms"),
         Unit::KiB => format!("{value:.0} KiB"),
