@@ -7,6 +7,7 @@ pub mod compare;
 pub mod contender;
 mod error;
 pub mod host;
+pub mod html;
 pub mod measures;
 pub mod model;
 pub mod observe;

@@ -78,6 +78,7 @@ impl Step {
             }
             Self::Fuzz => cargo(&["test", "--manifest-path", FUZZ, "--lib"], tally),
             Self::Unit => {
+                crate::packages::require("opening the page of a benchmark", &["chromium"])?;
                 let tests = ["test", "--workspace", "--exclude", "coppice-tests", "--no-fail-fast"];
                 let crates = cargo(&tests, tally)?;
                 let tidy =

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use coppice_bench::contender::Contender;
-use coppice_bench::host;
 use coppice_bench::model::{Report, Settings, Version};
 use coppice_bench::schedule::{Journal, Plan, Results, Step};
 use coppice_bench::statistics;
+use coppice_bench::{host, html};
 use coppice_manager::failure::{Class, Failure};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -134,7 +134,12 @@ impl Writer {
         let Some(out) = &self.out else { return Ok(()) };
         let json = serde_json::to_string_pretty(report)
             .map_err(|error| Failure::new(Class::Internal, error, "report it"))?;
-        for (name, text) in [("report.json", json), ("samples.csv", plain::csv(report))] {
+        let files = [
+            ("report.json", json),
+            ("samples.csv", plain::csv(report)),
+            ("report.html", html::page(report)),
+        ];
+        for (name, text) in files {
             let path = out.join(name);
             // Whoever reads it meanwhile finds a whole one.
             let new = out.join(format!(".{name}.new"));

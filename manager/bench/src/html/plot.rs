@@ -1,0 +1,164 @@
+//! What all plots are made of: a frame with a scale, ticks, labels.
+
+use std::fmt::{self, Write as _};
+
+use super::Text;
+use crate::model::Unit;
+
+/// Width of a plot; the page scales it.
+pub(super) const WIDTH: f64 = 520.0;
+/// Where the area of the values begins and ends.
+pub(super) const LEFT: f64 = 128.0;
+pub(super) const RIGHT: f64 = WIDTH - 18.0;
+/// Height of a contender's row.
+pub(super) const ROW: f64 = 38.0;
+/// What is above the first row, and below the last one.
+pub(super) const TOP: f64 = 8.0;
+pub(super) const BOTTOM: f64 = 40.0;
+/// Letters of a label that fit beside a plot.
+const LABEL: usize = 17;
+
+/// A linear scale from values to places.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Scale {
+    low: f64,
+    high: f64,
+    from: f64,
+    to: f64,
+    step: f64,
+}
+
+impl Scale {
+    /// For values between two, with round ticks, on the places between two others. Values near
+    /// zero, compared with how far they reach, have the zero on the scale.
+    pub(super) fn new((low, high): (f64, f64), (from, to): (f64, f64)) -> Option<Self> {
+        let reach = high - low;
+        if !(low.is_finite() && high.is_finite() && reach.is_finite() && reach >= 0.0) {
+            return None;
+        }
+        let low = if low > 0.0 && low < 0.6 * high { 0.0 } else { low };
+        let reach = if high > low { high - low } else { (low.abs() * 0.1).max(1.0) };
+        let step = round_step(reach / 5.0)?;
+        let (low, high) = ((low / step).floor() * step, ((low + reach) / step).ceil() * step);
+        let scale = Self { low, high, from, to, step };
+        (low.is_finite() && high.is_finite() && high > low).then_some(scale)
+    }
+
+    /// Where a value is.
+    pub(super) fn at(&self, value: f64) -> f64 {
+        let part = ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
+        self.from + part * (self.to - self.from)
+    }
+
+    /// The values with a tick.
+    pub(super) fn ticks(&self) -> impl Iterator<Item = f64> + use<> {
+        let Self { low, high, step, .. } = *self;
+        let ticks = (0..12).map(move |tick| low + f64::from(tick) * step);
+        ticks.take_while(move |value| *value <= high + step * 0.01)
+    }
+}
+
+/// The next of 1, 2 or 5 times a power of ten.
+fn round_step(least: f64) -> Option<f64> {
+    let power = 10f64.powf(least.log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * power);
+    steps.into_iter().find(|step| *step >= least * 0.999 && step.is_normal())
+}
+
+/// The least and the greatest of finite values.
+pub(super) fn bounds(values: impl IntoIterator<Item = f64>) -> Option<(f64, f64)> {
+    let finite = values.into_iter().filter(|value| value.is_finite());
+    finite.fold(None, |bounds, value| match bounds {
+        None => Some((value, value)),
+        Some((low, high)) => Some((f64::min(low, value), f64::max(high, value))),
+    })
+}
+
+/// Begins a figure: its caption, and what it shows in words.
+pub(super) fn begin(
+    page: &mut String,
+    height: f64,
+    (title, about): (&str, &str),
+    words: &str,
+) -> fmt::Result {
+    write!(
+        page,
+        "<figure><figcaption>{}<small>{}</small></figcaption>\
+         <svg viewBox=\"0 0 {WIDTH:.0} {height:.0}\" role=\"img\" aria-label=\"{}\">\
+         <title>{}</title>",
+        Text(title),
+        Text(about),
+        Text(words),
+        Text(words)
+    )
+}
+
+/// Ends a figure.
+pub(super) fn end(page: &mut String) {
+    page.push_str("</svg></figure>");
+}
+
+/// The scale below rows, with a line at each tick, and its name.
+pub(super) fn axis(page: &mut String, scale: &Scale, bottom: f64, name: &str) -> fmt::Result {
+    for value in scale.ticks() {
+        let x = scale.at(value);
+        write!(
+            page,
+            "<line class=\"grid\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP:.0}\" y2=\"{bottom:.0}\"/>\
+             <text class=\"tick\" x=\"{x:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
+            bottom + 15.0,
+            number(value)
+        )?;
+    }
+    let middle = f64::midpoint(LEFT, RIGHT);
+    write!(
+        page,
+        "<text class=\"tick\" x=\"{middle:.0}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
+        bottom + 32.0,
+        Text(name)
+    )
+}
+
+/// The name of a row, shortened where there is no place for it.
+pub(super) fn row_name(page: &mut String, y: f64, name: &str) -> fmt::Result {
+    let long = name.chars().count() > LABEL;
+    let short: String = name.chars().take(if long { LABEL - 1 } else { LABEL }).collect();
+    write!(
+        page,
+        "<text x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{}{}<title>{}</title></text>",
+        LEFT - 10.0,
+        y + 4.5,
+        Text(&short),
+        if long { "…" } else { "" },
+        Text(name)
+    )
+}
+
+/// A figure with as many digits as it needs.
+pub(super) fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        tiny if !(1e-3..1e9).contains(&tiny) => format!("{value:.1e}"),
+        large if large >= 100.0 => format!("{value:.0}"),
+        large if large >= 10.0 => trimmed(format!("{value:.1}")),
+        _ => trimmed(format!("{value:.3}")),
+    }
+}
+
+fn trimmed(text: String) -> String {
+    match text.contains('.') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
+}
+
+/// A unit as it is written.
+pub(super) fn unit(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Ms => "ms",
+        Unit::KiB => "KiB",
+        Unit::Count => "count",
+        Unit::MiBPerS => "MiB/s",
+        Unit::PerS => "/s",
+    }
+}
