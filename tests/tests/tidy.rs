@@ -41,6 +41,7 @@ const CRATE_EDGES: &[(&str, &[&str])] = &[
     (
         "coppice-benches",
         &[
+            "coppice-bench",
             "coppice-vmm-protocol",
             "coppice-agent-protocol",
             "coppice-image",
