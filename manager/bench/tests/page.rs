@@ -43,6 +43,8 @@ fn report() -> Report {
         ("boot", "boot_ms", Unit::Ms, [32.0, 46.0, 164.0]),
         ("restore", "restore_first_output_ms", Unit::Ms, [15.2, 24.1, 155.0]),
         ("clone", "clone_fork_private_kib", Unit::KiB, [1180.0, 2900.0, 9100.0]),
+        ("clone", "clone_fork_shared_kib", Unit::KiB, [5200.0, 4100.0, 6300.0]),
+        ("clone", "clone_fork_pss_kib", Unit::KiB, [2100.0, 3700.0, 10400.0]),
         ("exec", "exec_per_s", Unit::PerS, [310.0, 305.0, 290.0]),
     ];
     for (scenario, metric, unit, middles) in kinds {
@@ -120,9 +122,10 @@ fn a_browser_shows_all_plots_and_has_nothing_to_complain_of() {
     let opened = open(&path, &["--dump-dom"]);
     assert_eq!(said(&opened), Vec::<String>::new());
     let shown = String::from_utf8_lossy(&opened.stdout);
-    // Eight distributions, three of stages, two of how it scales.
-    assert_eq!(shown.matches("<svg").count(), 13);
-    assert_eq!(shown.matches("<figcaption>").count(), 13);
+    // Ten distributions, three of stages, one of memory, two of how it scales.
+    for part in ["<svg", "<figcaption>", "role=\"img\"", "<desc>"] {
+        assert_eq!(shown.matches(part).count(), 16, "{part}");
+    }
 }
 
 #[test]

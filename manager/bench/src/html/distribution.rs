@@ -8,7 +8,7 @@ use crate::measures::rank;
 use crate::model::Series;
 use crate::statistics::{self, Line};
 
-/// Dots of a row; of more samples every so many is drawn, outliers all.
+/// Dots of a row, and crosses; of more samples every so many is drawn, of outliers the first ones.
 const MOST_DOTS: usize = 400;
 
 /// A plot for each thing that was measured.
@@ -27,11 +27,7 @@ fn one(page: &mut String, shown: &Shown<'_>, group: &[(&Series, Line)]) -> fmt::
     let (Some(scale), Some((first, _))) = (scale, rows.first()) else { return Ok(()) };
     let mut bottom = TOP;
     rows.iter().for_each(|_| bottom += ROW);
-    let drawn = rows.iter().any(|(_, values)| values.len() > MOST_DOTS);
-    let mut about = parameters(first);
-    if drawn {
-        about += " (not every dot is drawn)";
-    }
+    let about = parameters(first) + &left_out(&rows);
     let words = words(&first.metric, group);
     plot::begin(page, bottom + BOTTOM, (&first.metric, &about), &words)?;
     plot::axis(page, &scale, bottom, plot::unit(first.unit))?;
@@ -45,6 +41,22 @@ fn one(page: &mut String, shown: &Shown<'_>, group: &[(&Series, Line)]) -> fmt::
     }
     plot::end(page);
     Ok(())
+}
+
+/// What of the samples has no mark in the plot, if anything.
+fn left_out(rows: &[(&Series, Vec<f64>)]) -> String {
+    let mut told = String::new();
+    if rows.iter().any(|(_, values)| values.len() > MOST_DOTS) {
+        told += &format!(" (not every dot is drawn: about {MOST_DOTS} of a contender's)");
+    }
+    let strange = |(_, values): &(&Series, Vec<f64>)| {
+        values.iter().filter(|value| !value.is_finite()).count()
+    };
+    match rows.iter().map(strange).sum::<usize>() {
+        0 => {}
+        count => told += &format!(" ({count} samples are no finite numbers and have no place)"),
+    }
+    told
 }
 
 fn words(metric: &str, group: &[(&Series, Line)]) -> String {
@@ -85,8 +97,11 @@ fn row(page: &mut String, scale: &Scale, y: f64, values: &[f64]) -> fmt::Result 
     for (at, (value, far)) in values.iter().zip(statistics::outliers(values)).enumerate() {
         let (x, y) = (scale.at(*value), y + (lot.f64() - 0.5) * 18.0);
         if !value.is_finite() {
-        } else if far && crosses < MOST_DOTS {
+        } else if far {
             crosses += 1;
+            if crosses > MOST_DOTS {
+                continue;
+            }
             write!(
                 page,
                 "<path class=\"out\" d=\"M{:.1} {:.1}l7 7m0 -7l-7 7\"/>",

@@ -4,6 +4,7 @@
 //! that are no numbers have no place in a plot, and what a plot draws is bounded.
 
 mod distribution;
+mod memory;
 mod plot;
 mod scaling;
 mod stages;
@@ -48,7 +49,12 @@ struct Shown<'a> {
 impl<'a> Shown<'a> {
     fn new(report: &'a Report) -> Self {
         let mut groups: Vec<Vec<(&Series, Line)>> = Vec::new();
-        for (series, line) in report.series.iter().zip(statistics::compared(report)) {
+        // It is costly, and a run has it at hand each time it writes the page.
+        let lines = match report.summary.len() == report.series.len() {
+            true => report.summary.clone(),
+            false => statistics::compared(report),
+        };
+        for (series, line) in report.series.iter().zip(lines) {
             let alike = |group: &&mut Vec<(&Series, Line)>| {
                 group.first().is_some_and(|(first, _)| statistics::is_like(first, series))
             };
@@ -100,6 +106,7 @@ fn write_page(page: &mut String, shown: &Shown<'_>) -> fmt::Result {
     tables::figures(page, shown)?;
     section(page, "Distributions", DISTRIBUTIONS, |page| distribution::all(page, shown))?;
     section(page, "Stages", STAGES, |page| stages::all(page, shown))?;
+    section(page, "Memory", MEMORY, |page| memory::all(page, shown))?;
     section(page, "Scaling", SCALING, |page| scaling::all(page, shown))?;
     tables::foot(page, shown)?;
     page.push_str("</main></body></html>\n");
@@ -110,6 +117,8 @@ const DISTRIBUTIONS: &str = "Every sample that counts is a dot; a cross is an ou
                              as well. The box reaches from the first to the third quartile, the line \
                              is the median.";
 const STAGES: &str = "From the request on: the median time at which each stage was reached.";
+const MEMORY: &str = "Medians of what one machine takes: private and shared beside each other, and \
+    Pss, in which every shared page counts in part, as a mark.";
 const SCALING: &str = "Medians over the sizes that were measured.";
 
 /// A part with plots, if it has any.
@@ -140,6 +149,13 @@ fn parameters(series: &Series) -> String {
         })
     });
     parts.collect::<Vec<_>>().join(", ")
+}
+
+/// The parameters that say how a contender did it, and need not agree with those of the others.
+fn own_parameters(series: &Series) -> String {
+    let sizes = statistics::sizes(series);
+    let own = series.parameters.iter().filter(|one| !sizes.contains(one));
+    own.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -6,17 +6,17 @@ use super::Text;
 use crate::model::Unit;
 
 /// Width of a plot; the page scales it.
-pub(super) const WIDTH: f64 = 520.0;
+pub(super) const WIDTH: f64 = 440.0;
 /// Where the area of the values begins and ends.
 pub(super) const LEFT: f64 = 128.0;
-pub(super) const RIGHT: f64 = WIDTH - 18.0;
+pub(super) const RIGHT: f64 = WIDTH - 24.0;
 /// Height of a contender's row.
 pub(super) const ROW: f64 = 38.0;
 /// What is above the first row, and below the last one.
 pub(super) const TOP: f64 = 8.0;
 pub(super) const BOTTOM: f64 = 40.0;
 /// Letters of a label that fit beside a plot.
-const LABEL: usize = 17;
+const LABEL: usize = 15;
 
 /// A linear scale from values to places.
 #[derive(Debug, Clone, Copy)]
@@ -58,6 +58,29 @@ impl Scale {
     }
 }
 
+/// The label of a tick: as many digits as tell it from the next one.
+pub(super) fn label(scale: &Scale, value: f64) -> String {
+    let (reach, step) = (scale.low.abs().max(scale.high.abs()), scale.step);
+    let (part, suffix) = match reach {
+        large if large >= 1e12 => return number(value),
+        large if large >= 1e9 => (1e9, "G"),
+        large if large >= 1e6 => (1e6, "M"),
+        large if large >= 1e5 => (1e3, "k"),
+        small if small < 1e-3 => return number(value),
+        _ => (1.0, ""),
+    };
+    let (value, mut step, mut digits) = (value / part, step / part, 0_usize);
+    while step < 0.999 && digits < 6 {
+        step *= 10.0;
+        digits += 1;
+    }
+    let text = format!("{value:.digits$}");
+    match text.trim_matches(['-', '0', '.']).is_empty() {
+        true => "0".into(),
+        false => text + suffix,
+    }
+}
+
 /// The next of 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> Option<f64> {
     let power = 10f64.powf(least.log10().floor());
@@ -84,11 +107,12 @@ pub(super) fn begin(
     write!(
         page,
         "<figure><figcaption>{}<small>{}</small></figcaption>\
-         <svg viewBox=\"0 0 {WIDTH:.0} {height:.0}\" role=\"img\" aria-label=\"{}\">\
-         <title>{}</title>",
+         <svg viewBox=\"0 0 {WIDTH:.0} {height:.0}\" role=\"img\">\
+         <title>{} {}</title><desc>{}</desc>",
         Text(title),
         Text(about),
-        Text(words),
+        Text(title),
+        Text(about),
         Text(words)
     )
 }
@@ -107,7 +131,7 @@ pub(super) fn axis(page: &mut String, scale: &Scale, bottom: f64, name: &str) ->
             "<line class=\"grid\" x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP:.0}\" y2=\"{bottom:.0}\"/>\
              <text class=\"tick\" x=\"{x:.1}\" y=\"{:.0}\" text-anchor=\"middle\">{}</text>",
             bottom + 15.0,
-            number(value)
+            label(scale, value)
         )?;
     }
     let middle = f64::midpoint(LEFT, RIGHT);
@@ -160,5 +184,29 @@ pub(super) fn unit(unit: Unit) -> &'static str {
         Unit::Count => "count",
         Unit::MiBPerS => "MiB/s",
         Unit::PerS => "/s",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(low: f64, high: f64) -> Vec<String> {
+        let scale = Scale::new((low, high), (LEFT, RIGHT)).unwrap();
+        scale.ticks().map(|value| label(&scale, value)).collect()
+    }
+
+    #[test]
+    fn labels_of_ticks_differ_and_are_short() {
+        assert_eq!(labels(0.0, 100.0), ["0", "20", "40", "60", "80", "100"]);
+        assert_eq!(labels(0.0, 1_000_000.0), ["0", "0.2M", "0.4M", "0.6M", "0.8M", "1.0M"]);
+        for (low, high) in [(1000.1, 1000.9), (-3.0, 5.0), (0.002, 0.01), (9e6, 9.1e6), (0.0, 3e8)]
+        {
+            let mut labels = labels(low, high);
+            assert!(labels.len() > 2 && labels.iter().all(|text| text.len() < 9), "{labels:?}");
+            let all = labels.len();
+            labels.dedup();
+            assert_eq!(labels.len(), all, "{labels:?}");
+        }
     }
 }

@@ -71,7 +71,7 @@ fn one(
              <text class=\"tick\" x=\"{:.0}\" y=\"{:.1}\" text-anchor=\"end\">{} {unit}</text>",
             LEFT - 8.0,
             y + 4.0,
-            plot::number(value)
+            plot::label(&up, value)
         )?;
     }
     for (contender, points) in lines {

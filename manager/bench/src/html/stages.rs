@@ -10,6 +10,8 @@ use crate::statistics::Line;
 
 /// Stages of a bar.
 const MOST: usize = 12;
+/// Tones of a contender's colour, which stages take in turns.
+const TONES: usize = 4;
 
 /// A plot for each thing whose samples have stages.
 pub(super) fn all(page: &mut String, shown: &Shown<'_>) -> fmt::Result {
@@ -42,6 +44,14 @@ fn one(page: &mut String, shown: &Shown<'_>, group: &[(&Series, Line)]) -> fmt::
         .map(|(series, _)| (*series, reached(series)))
         .filter(|(_, stages)| stages.len() > 1)
         .collect();
+    // A stage has the same tone in all rows, those that lack another one too.
+    let mut names: Vec<&str> = Vec::new();
+    for (name, _) in rows.iter().flat_map(|(_, stages)| stages) {
+        if !names.contains(name) {
+            names.push(name);
+        }
+    }
+    let tone = |name: &str| names.iter().position(|one| *one == name).unwrap_or_default() % TONES;
     let ends = rows.iter().filter_map(|(_, stages)| stages.last()).map(|(_, ms)| *ms);
     let scale = plot::bounds(ends.chain([0.0])).and_then(|all| Scale::new(all, (LEFT, RIGHT)));
     let (Some(scale), Some((first, _))) = (scale, rows.first()) else { return Ok(()) };
@@ -55,13 +65,13 @@ fn one(page: &mut String, shown: &Shown<'_>, group: &[(&Series, Line)]) -> fmt::
         write!(page, "<g class=\"{}\">", shown.class(&series.contender))?;
         plot::row_name(page, y, &series.contender)?;
         let mut before = 0.0;
-        for (at, (name, ms)) in stages.iter().enumerate() {
+        for (name, ms) in stages {
             let (from, to) = (scale.at(before), scale.at(*ms));
             write!(
                 page,
                 "<rect class=\"stage s{}\" x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
                  height=\"22\"><title>{}: {} ms</title></rect>",
-                at % 4,
+                tone(name),
                 y - 11.0,
                 (to - from).max(0.0),
                 Text(name),
@@ -72,7 +82,11 @@ fn one(page: &mut String, shown: &Shown<'_>, group: &[(&Series, Line)]) -> fmt::
         page.push_str("</g>");
         y += ROW;
     }
-    page.push_str("</svg>");
+    page.push_str("</svg><ul class=\"keys tones\">");
+    for name in names.iter().take(MOST) {
+        write!(page, "<li><i class=\"s{}\"></i>{}</li>", tone(name), Text(name))?;
+    }
+    page.push_str("</ul>");
     legend(page, &rows)?;
     page.push_str("</figure>");
     Ok(())

@@ -3,10 +3,10 @@
 use std::fmt::{self, Write as _};
 
 use super::plot::{number, unit};
-use super::{Shown, Text, parameters};
+use super::{Shown, Text, own_parameters, parameters};
 use crate::model::Failure;
 use crate::schedule::AGAIN;
-use crate::statistics::{Estimate, Interval, Line};
+use crate::statistics::{self, Estimate, Interval, Line};
 
 /// Rows of the table of failures.
 const MOST_FAILURES: usize = 200;
@@ -66,11 +66,20 @@ pub(super) fn figures(page: &mut String, shown: &Shown<'_>) -> fmt::Result {
             };
             write!(
                 page,
-                "<tr{class}><td>{}</td><td>{}</td><td>{}</td>",
+                "<tr{class}><td>{}</td><td>{}</td><td>{} <small>{}</small></td>",
                 Text(name),
                 Text(&guest),
-                Text(&line.contender)
+                Text(&line.contender),
+                Text(&own_parameters(series))
             )?;
+            if line.summary.is_none() {
+                let why = match statistics::counted(series).len() {
+                    0 => "no sample that counts".to_owned(),
+                    count => format!("not all of {count} samples are finite numbers"),
+                };
+                write!(page, "<td class=\"n\" colspan=\"7\">{why}</td></tr>")?;
+                continue;
+            }
             for cell in cells(line) {
                 write!(page, "<td class=\"n\">{}</td>", Text(&cell))?;
             }

@@ -81,6 +81,69 @@ fn outliers_are_drawn_as_crosses() {
 }
 
 #[test]
+fn of_many_outliers_none_is_drawn_as_if_it_were_none() {
+    let mut values = vec![10.0; 4_000];
+    values.extend((0..1_000).map(|value| 1_000.0 + f64::from(value)));
+    let page = page(&report(&["a"], vec![series("restore_ms", "a", &values)]));
+    let crosses = count(&page, "class=\"out\"");
+    assert!((1..=400).contains(&crosses), "{crosses}");
+    // All dots are at the place of the ten; every thirteenth of them.
+    assert!(count(&page, "class=\"dot\"") <= 4_000 / 13 + 1);
+    assert!(page.contains("not every dot is drawn"));
+}
+
+#[test]
+fn memory_is_a_bar_of_private_and_shared_with_a_mark_for_pss() {
+    let kib = |metric: &str, name: &str, value: f64| Series {
+        unit: Unit::KiB,
+        ..series(metric, name, &[value])
+    };
+    let all = vec![
+        kib("clone_fork_private_kib", "a", 10.0),
+        kib("clone_fork_shared_kib", "a", 20.0),
+        kib("clone_fork_pss_kib", "a", 15.0),
+        kib("clone_fork_pss_kib", "b", 25.0),
+        kib("clone_exec_pss_kib", "a", 35.0),
+    ];
+    let page = page(&report(&["a", "b"], all));
+    let parts = ["stage m0", "stage m1", "\"pss\""].map(|part| count(&page, part));
+    assert_eq!(parts, [1, 1, 3]);
+    assert!(page.contains("a: private 10, shared 20, Pss 15 KiB"), "{page}");
+}
+
+#[test]
+fn a_stage_has_one_tone_whoever_lacks_another() {
+    let mut lacking = series("restore_ms", "b", &[4.0]);
+    lacking.samples.iter_mut().for_each(|sample| {
+        sample.stages.remove(0);
+    });
+    let page = page(&report(&["a", "b"], vec![series("restore_ms", "a", &[1.0]), lacking]));
+    let tones = ["s0", "s1", "s2"].map(|tone| count(&page, &format!("class=\"stage {tone}")));
+    assert_eq!(tones, [1, 2, 2]);
+}
+
+#[test]
+fn samples_without_a_place_are_told_of() {
+    let strange = series("restore_ms", "a", &[1.0, f64::NAN, f64::INFINITY]);
+    let page = page(&report(&["a"], vec![strange]));
+    assert!(page.contains("2 samples are no finite numbers"), "{page}");
+    assert!(page.contains("not all of 3 samples are finite numbers"), "{page}");
+}
+
+#[test]
+fn a_series_without_samples_is_in_the_table() {
+    let page = page(&report(&["a"], vec![series("restore_ms", "a", &[])]));
+    assert!(page.contains("no sample that counts") && !page.contains("<svg"), "{page}");
+}
+
+#[test]
+fn how_a_contender_did_it_stands_beside_its_name() {
+    let mut back = series("rollback_first_output_ms", "a", &[1.0]);
+    back.parameters.insert("method".into(), "in place".into());
+    assert!(page(&report(&["a"], vec![back])).contains("<small>method=in place</small>"));
+}
+
+#[test]
 fn sizes_have_a_plot_of_how_it_scales() {
     let sized = |memory: &str, value: f64| Series {
         parameters: BTreeMap::from([("memory_mib".into(), memory.into())]),
