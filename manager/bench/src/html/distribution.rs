@@ -23,14 +23,15 @@ fn one(page: &mut String, shown: &Shown<'_>, group: &[(&Series, Line)]) -> fmt::
         .filter(|(_, values)| values.iter().any(|value| value.is_finite()))
         .collect();
     let values = rows.iter().flat_map(|(_, values)| values.iter().copied());
-    let scale = plot::bounds(values).and_then(|bounds| Scale::new(bounds, (LEFT, RIGHT)));
+    let scale = plot::bounds(values).and_then(|bounds| Scale::spread(bounds, (LEFT, RIGHT)));
     let (Some(scale), Some((first, _))) = (scale, rows.first()) else { return Ok(()) };
     let mut bottom = TOP;
     rows.iter().for_each(|_| bottom += ROW);
     let about = parameters(first) + &left_out(&rows);
     let words = words(&first.metric, group);
     plot::begin(page, bottom + BOTTOM, (&first.metric, &about), &words)?;
-    plot::axis(page, &scale, bottom, plot::unit(first.unit))?;
+    let kind = if scale.is_logarithmic() { ", logarithmic" } else { "" };
+    plot::axis(page, &scale, bottom, &format!("{}{kind}", plot::unit(first.unit)))?;
     let mut y = TOP + ROW / 2.0;
     for (series, values) in &rows {
         write!(page, "<g class=\"{}\">", shown.class(&series.contender))?;
@@ -76,7 +77,9 @@ fn words(metric: &str, group: &[(&Series, Line)]) -> String {
 }
 
 fn row(page: &mut String, scale: &Scale, y: f64, values: &[f64]) -> fmt::Result {
-    if let [Some(low), Some(median), Some(high)] = [25, 50, 75].map(|percent| rank(values, percent))
+    let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
+    if let [Some(low), Some(median), Some(high)] =
+        [25, 50, 75].map(|percent| rank(&finite, percent))
     {
         let [low, median, high] = [low, median, high].map(|value| scale.at(value));
         write!(

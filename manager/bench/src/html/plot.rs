@@ -18,7 +18,10 @@ pub(super) const BOTTOM: f64 = 40.0;
 /// Letters of a label that fit beside a plot.
 const LABEL: usize = 15;
 
-/// A linear scale from values to places.
+/// Greatest to least value from which on a scale may be logarithmic, and up to which.
+const DECADES: std::ops::RangeInclusive<f64> = 5.0..=1e6;
+
+/// A scale from values to places.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scale {
     low: f64,
@@ -26,6 +29,8 @@ pub(super) struct Scale {
     from: f64,
     to: f64,
     step: f64,
+    /// Whether equal ways are equal ratios; all values are positive then.
+    logarithmic: bool,
 }
 
 impl Scale {
@@ -40,26 +45,74 @@ impl Scale {
         let reach = if high > low { high - low } else { (low.abs() * 0.1).max(1.0) };
         let step = round_step(reach / 5.0)?;
         let (low, high) = ((low / step).floor() * step, ((low + reach) / step).ceil() * step);
-        let scale = Self { low, high, from, to, step };
+        let scale = Self { low, high, from, to, step, logarithmic: false };
         (low.is_finite() && high.is_finite() && high > low).then_some(scale)
+    }
+
+    /// The same, and logarithmic where the values lie so far apart that the small ones would
+    /// otherwise be in one place.
+    pub(super) fn spread((low, high): (f64, f64), places: (f64, f64)) -> Option<Self> {
+        if !(low.is_normal() && low > 0.0 && DECADES.contains(&(high / low))) {
+            return Self::new((low, high), places);
+        }
+        let round = |value: f64, up: bool| {
+            let power = 10f64.powf(value.log10().floor());
+            let mut marks = [1.0, 2.0, 5.0, 10.0].map(|step| step * power).into_iter();
+            match up {
+                true => marks.find(|mark| *mark >= value * 0.999),
+                false => marks.rev().find(|mark| *mark <= value * 1.001),
+            }
+        };
+        let (low, high) = (round(low, false)?, round(high, true)?);
+        let (from, to) = places;
+        let usable = low.is_normal() && high.is_normal() && high > low;
+        usable.then_some(Self { low, high, from, to, step: 0.0, logarithmic: true })
+    }
+
+    /// Whether it is logarithmic.
+    pub(super) fn is_logarithmic(&self) -> bool {
+        self.logarithmic
     }
 
     /// Where a value is.
     pub(super) fn at(&self, value: f64) -> f64 {
-        let part = ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0);
+        let part = match self.logarithmic {
+            true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
+            false => (value - self.low) / (self.high - self.low),
+        };
+        let part = part.clamp(0.0, 1.0);
         self.from + part * (self.to - self.from)
     }
 
     /// The values with a tick.
-    pub(super) fn ticks(&self) -> impl Iterator<Item = f64> + use<> {
+    pub(super) fn ticks(&self) -> Vec<f64> {
         let Self { low, high, step, .. } = *self;
-        let ticks = (0..12).map(move |tick| low + f64::from(tick) * step);
-        ticks.take_while(move |value| *value <= high + step * 0.01)
+        if !self.logarithmic {
+            let ticks = (0..12).map(|tick| low + f64::from(tick) * step);
+            return ticks.take_while(|value| *value <= high + step * 0.01).collect();
+        }
+        let marks: &[f64] = match high / low {
+            few if few < 60.0 => &[1.0, 2.0, 5.0],
+            some if some < 2_000.0 => &[1.0, 3.0],
+            _ => &[1.0],
+        };
+        let power = 10f64.powf(low.log10().floor());
+        let powers = (0..9).map(|exponent| power * 10f64.powi(exponent));
+        let ticks = powers.flat_map(|power| marks.iter().map(move |mark| mark * power));
+        ticks.filter(|value| (low * 0.999..=high * 1.001).contains(value)).collect()
     }
 }
 
 /// The label of a tick: as many digits as tell it from the next one.
 pub(super) fn label(scale: &Scale, value: f64) -> String {
+    if scale.logarithmic {
+        return match value {
+            large if (1e9..1e12).contains(&large) => number(value / 1e9) + "G",
+            large if (1e6..1e9).contains(&large) => number(value / 1e6) + "M",
+            large if (1e4..1e6).contains(&large) => number(value / 1e3) + "k",
+            _ => number(value),
+        };
+    }
     let (reach, step) = (scale.low.abs().max(scale.high.abs()), scale.step);
     let (part, suffix) = match reach {
         large if large >= 1e12 => return number(value),
@@ -193,13 +246,16 @@ mod tests {
 
     fn labels(low: f64, high: f64) -> Vec<String> {
         let scale = Scale::new((low, high), (LEFT, RIGHT)).unwrap();
-        scale.ticks().map(|value| label(&scale, value)).collect()
+        scale.ticks().into_iter().map(|value| label(&scale, value)).collect()
     }
 
     #[test]
     fn labels_of_ticks_differ_and_are_short() {
         assert_eq!(labels(0.0, 100.0), ["0", "20", "40", "60", "80", "100"]);
         assert_eq!(labels(0.0, 1_000_000.0), ["0", "0.2M", "0.4M", "0.6M", "0.8M", "1.0M"]);
+        let far = Scale::spread((31.0, 380.0), (LEFT, RIGHT)).unwrap();
+        let labels_far: Vec<_> = far.ticks().into_iter().map(|at| label(&far, at)).collect();
+        assert_eq!(labels_far, ["20", "50", "100", "200", "500"]);
         for (low, high) in [(1000.1, 1000.9), (-3.0, 5.0), (0.002, 0.01), (9e6, 9.1e6), (0.0, 3e8)]
         {
             let mut labels = labels(low, high);
@@ -208,5 +264,15 @@ mod tests {
             labels.dedup();
             assert_eq!(labels.len(), all, "{labels:?}");
         }
+    }
+    #[test]
+    fn far_apart_values_have_a_logarithmic_scale_and_others_none() {
+        let scale = |low, high| Scale::spread((low, high), (0.0, 100.0)).unwrap();
+        let far = scale(1.0, 100.0);
+        assert!((far.at(10.0) - 50.0).abs() < 1e-9 && far.is_logarithmic());
+        for (low, high) in [(10.0, 12.0), (0.0, 9.0), (-1.0, 50.0), (1e-9, 1e9)] {
+            assert!(!scale(low, high).is_logarithmic(), "{low} {high}");
+        }
+        assert!((2..9).contains(&scale(1.0, 1e6).ticks().len()));
     }
 }

@@ -197,7 +197,9 @@ fn nothing_outside_of_the_page_is_needed() {
 proptest! {
     #[test]
     fn any_figures_have_a_page(
-        values in prop::collection::vec(any::<f64>(), 0..12), other in any::<f64>(), text: String,
+        values in prop::collection::vec(prop::num::f64::ANY, 0..12),
+        other in prop::num::f64::ANY,
+        text: String,
     ) {
         let series = vec![series(&text, "a", &values), series(&text, &text, &[other])];
         let page = page(&report(&["a", &text], series));
