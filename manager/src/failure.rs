@@ -151,7 +151,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// The text without control characters, which a hostile guest could send to a terminal.
-fn one_line(text: &impl fmt::Display) -> String {
+pub fn one_line(text: &impl fmt::Display) -> String {
     let text = text.to_string();
     let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     plain.split_whitespace().collect::<Vec<_>>().join(" ")

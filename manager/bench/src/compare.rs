@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::model::{Report, Series, Unit};
-use crate::statistics::{self, Estimate, Interval, Summary};
+use crate::statistics::{self, Estimate, Interval, Summary, Thing};
 
 /// What one report says beside the other.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -19,6 +19,8 @@ pub struct Comparison {
     pub only_first: Vec<Name>,
     /// What only the second one has.
     pub only_second: Vec<Name>,
+    /// Whether one of them is of a run that was broken off.
+    pub partial: bool,
     /// Facts about the machines and settings that differ, and so may be why: the fact, in the
     /// first, in the second.
     pub differences: Vec<(String, String, String)>,
@@ -57,22 +59,20 @@ pub struct Change {
 /// Compares two reports.
 #[must_use]
 pub fn reports(first: &Report, second: &Report) -> Comparison {
-    let find = |report: &Report, like: &Series| {
-        let found = report.series.iter().position(|one| is_same(one, like));
-        found.and_then(|at| report.series.get(at).cloned())
-    };
-    let lacking = |report: &Report, other: &Report| {
-        let lacking = report.series.iter().filter(|one| find(other, one).is_none());
+    let (ours, theirs) = (by_name(first), by_name(second));
+    let lacking = |report: &Report, others: &ByName<'_>| {
+        let lacking = report.series.iter().filter(|one| !others.contains_key(&key(one)));
         lacking.map(name).collect()
     };
     let changes = first.series.iter().filter_map(|one| {
-        let other = find(second, one)?;
-        Some(change(one, &other, first.seed))
+        let other = theirs.get(&key(one))?;
+        Some(change(one, other, first.seed))
     });
     Comparison {
         changes: changes.collect(),
-        only_first: lacking(first, second),
-        only_second: lacking(second, first),
+        only_first: lacking(first, &theirs),
+        only_second: lacking(second, &ours),
+        partial: !(first.complete && second.complete),
         differences: differences(first, second),
     }
 }
@@ -91,8 +91,19 @@ fn change(one: &Series, other: &Series, seed: u64) -> Change {
     }
 }
 
-fn is_same(one: &Series, other: &Series) -> bool {
-    one.contender == other.contender && one.unit == other.unit && statistics::is_like(one, other)
+type Key<'a> = (&'a str, Unit, Thing<'a>);
+type ByName<'a> = BTreeMap<Key<'a>, &'a Series>;
+
+fn key(series: &Series) -> Key<'_> {
+    (&series.contender, series.unit, statistics::thing(series))
+}
+
+fn by_name(report: &Report) -> ByName<'_> {
+    let mut all = ByName::new();
+    for series in &report.series {
+        all.entry(key(series)).or_insert(series);
+    }
+    all
 }
 
 fn name(series: &Series) -> Name {

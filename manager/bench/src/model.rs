@@ -77,7 +77,7 @@ pub struct Contender {
 }
 
 /// What a value is counted in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Unit {
     /// Milliseconds.
     Ms,

@@ -142,9 +142,11 @@ pub fn outliers(values: &[f64]) -> Vec<bool> {
 pub fn compared(report: &Report) -> Vec<Line> {
     let first = report.contenders.first().map_or("", |contender| contender.name.as_str());
     let again = format!("{first}{AGAIN}");
-    let find = |whose: &str, like: &Series| {
-        report.series.iter().find(|other| other.contender == whose && is_like(other, like))
-    };
+    let mut all: BTreeMap<(&str, Thing<'_>), &Series> = BTreeMap::new();
+    for series in &report.series {
+        all.entry((&series.contender, thing(series))).or_insert(series);
+    }
+    let find = |whose: &str, like: &Series| all.get(&(whose, thing(like))).copied();
     let lines = report.series.iter().map(|series| {
         let own = find(first, series);
         let beside = |other: &Series| ratio(&pairs(own?, other), report.seed);
@@ -182,10 +184,13 @@ pub fn sizes(series: &Series) -> Vec<(&String, &String)> {
     series.parameters.iter().filter(compared).collect()
 }
 
-/// Whether two series are of the same thing, whoever's they are.
+/// What is measured: the scenario, the metric, and the parameters that have to agree.
+pub type Thing<'a> = (&'a str, &'a str, Vec<(&'a String, &'a String)>);
+
+/// What a series is of, whoever's it is.
 #[must_use]
-pub fn is_like(one: &Series, other: &Series) -> bool {
-    (&one.scenario, &one.metric) == (&other.scenario, &other.metric) && sizes(one) == sizes(other)
+pub fn thing(series: &Series) -> Thing<'_> {
+    (&series.scenario, &series.metric, sizes(series))
 }
 
 /// Samples of the same round, each with the other's at the same place in it.

@@ -34,6 +34,7 @@ pub(super) fn age(then: SystemTime, now: SystemTime) -> String {
 }
 
 /// Lines of columns, each as wide as its widest entry. Columns of numbers stand to the right.
+/// Control characters, which could do something to a terminal, are shown as a replacement.
 pub(super) fn columns(rows: &[Vec<String>], right: &[usize]) -> String {
     let mut widths: Vec<usize> = Vec::new();
     for row in rows {
@@ -47,6 +48,8 @@ pub(super) fn columns(rows: &[Vec<String>], right: &[usize]) -> String {
         let mut line = String::new();
         for (number, (cell, width)) in row.iter().zip(&widths).enumerate() {
             let gap = if number == 0 { "" } else { "  " };
+            let shown = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+            let cell: String = cell.chars().map(shown).collect();
             // Writing to a string cannot fail.
             let _ = match right.contains(&number) {
                 true => write!(line, "{gap}{cell:>width$}"),
@@ -64,6 +67,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn what_stands_in_a_table_does_nothing_to_a_terminal() {
+        let rows = [vec!["\u{1b}]0;title\u{7}".to_owned(), "two\nlines".to_owned()]];
+        assert_eq!(columns(&rows, &[]), "\u{fffd}]0;title\u{fffd}  two\u{fffd}lines\n");
+    }
 
     #[test]
     fn sizes_have_one_digit_after_the_point() {

@@ -10,6 +10,7 @@ mod scaling;
 mod stages;
 mod tables;
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
 use crate::model::{Report, Series};
@@ -54,11 +55,10 @@ impl<'a> Shown<'a> {
             true => report.summary.clone(),
             false => statistics::compared(report),
         };
+        let mut places = BTreeMap::new();
         for (series, line) in report.series.iter().zip(lines) {
-            let alike = |group: &&mut Vec<(&Series, Line)>| {
-                group.first().is_some_and(|(first, _)| statistics::is_like(first, series))
-            };
-            match groups.iter_mut().find(alike) {
+            let place = *places.entry(statistics::thing(series)).or_insert(groups.len());
+            match groups.get_mut(place) {
                 Some(group) => group.push((series, line)),
                 None => groups.push(vec![(series, line)]),
             }

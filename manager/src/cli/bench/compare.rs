@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use coppice_bench::compare::{self, Comparison, Name};
 use coppice_bench::model::Report;
-use coppice_manager::failure::{Class, Failure};
+use coppice_manager::failure::{Class, Failure, one_line};
 
 use super::super::table::columns;
 use super::journal::FORMAT;
@@ -75,14 +75,19 @@ fn text(comparison: &Comparison) -> String {
     let mut text = columns(&rows, &[3, 4, 5]);
     text += "\nMedians, and their ratio with where it lies (95 %); * it is not 1. Samples of two \
              runs are\nnot pairs: what the host did to one of them is in it.\n";
+    if comparison.partial {
+        text +=
+            "At least one run was broken off: its report is a part of what was to be measured.\n";
+    }
     for (which, names) in [("first", &comparison.only_first), ("second", &comparison.only_second)] {
         for name in names {
             let Name { metric, contender, .. } = name;
-            text += &format!("only in the {which}: {metric}, {contender} {}\n", parameters(name));
+            let line = format!("only in the {which}: {metric}, {contender} {}", parameters(name));
+            text += &(one_line(&line) + "\n");
         }
     }
     for (fact, first, second) in &comparison.differences {
-        text += &format!("differs: {fact}: {first} | {second}\n");
+        text += &(one_line(&format!("differs: {fact}: {first} | {second}")) + "\n");
     }
     text
 }

@@ -3,6 +3,7 @@
 use coppice_bench::model::{Report, Unit};
 use coppice_bench::statistics::{Estimate, Interval, Line, Summary};
 use coppice_bench::{schedule, statistics};
+use coppice_manager::failure::one_line;
 
 use super::super::table::columns;
 
@@ -28,10 +29,12 @@ pub(super) fn text(report: &Report) -> String {
         text += "The run was broken off: this is a part of what was to be measured.\n";
     }
     for one in &report.left_out {
-        text += &format!("left out of {}: {} ({})\n", one.scenario, one.contender, one.message);
+        let line = format!("left out of {}: {} ({})", one.scenario, one.contender, one.message);
+        text += &(one_line(&line) + "\n");
     }
     for one in &report.failures {
-        text += &format!("FAILED: {}, {}: {}\n", one.scenario, one.contender, one.message);
+        let line = format!("FAILED: {}, {}: {}", one.scenario, one.contender, one.message);
+        text += &(one_line(&line) + "\n");
     }
     text
 }
@@ -69,6 +72,7 @@ pub(super) fn ratio_text(ratio: Estimate, beyond_noise: Option<bool>) -> String 
 
 fn between(interval: Option<Interval>) -> String {
     interval.map_or("-".into(), |Interval { low, high }| match low.abs().max(high.abs()) {
+        huge if huge >= 1e12 => format!("{low:.3e}..{high:.3e}"),
         large if large >= 1000.0 => format!("{low:.0}..{high:.0}"),
         large if large >= 10.0 => format!("{low:.2}..{high:.2}"),
         _ => format!("{low:.3}..{high:.3}"),
@@ -77,6 +81,7 @@ fn between(interval: Option<Interval>) -> String {
 
 pub(super) fn number(value: f64, unit: Unit) -> String {
     match unit {
+        _ if value.abs() >= 1e12 => format!("{value:.3e}"),
         Unit::Ms => format!("{value:.2} ms"),
         Unit::KiB => format!("{value:.0} KiB"),
         Unit::Count => format!("{value:.0}"),
